@@ -1,0 +1,97 @@
+"""The one place where exceptions of a service become gRPC statuses.
+
+TinkermeshErrors keep their class through a trailing-metadata code; anything else is a bug:
+it is logged with its traceback and answered as INTERNAL without its text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+from grpc import StatusCode
+
+from services.common.errors import ERROR_CODE_KEY, TinkermeshError
+
+log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Interceptor = grpc.aio.ServerInterceptor[Any, Any]
+else:  # grpc's classes are generic in the stubs only
+    Interceptor = grpc.aio.ServerInterceptor
+
+
+async def abort_with(context: Context, error: TinkermeshError) -> None:
+    await context.abort(error.grpc_status, error.message, ((ERROR_CODE_KEY, error.code),))
+
+
+async def _abort_unexpected(context: Context, method: str) -> None:
+    log.exception("unexpected error in %s", method)
+    await context.abort(StatusCode.INTERNAL, f"internal error in {method}; the service's log has the cause")
+
+
+class ErrorBoundary(Interceptor):
+    """Wraps every handler of a grpc.aio server."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        method = handler_call_details.method
+        if handler.response_streaming:
+            return _rebuild(handler, _guard_stream(_behaviour(handler), method))
+        return _rebuild(handler, _guard_unary(_behaviour(handler), method))
+
+
+def _behaviour(handler: Handler) -> Callable[[Any, Context], Any]:
+    behaviours = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+    found: Any = next(b for b in behaviours if b is not None)
+    return cast("Callable[[Any, Context], Any]", found)
+
+
+def _rebuild(handler: Handler, behaviour: Callable[[Any, Context], Any]) -> Handler:
+    makers: dict[tuple[bool, bool], Callable[..., Handler]] = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    make = makers[(bool(handler.request_streaming), bool(handler.response_streaming))]
+    return make(behaviour, handler.request_deserializer, handler.response_serializer)
+
+
+def _guard_unary(behaviour: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
+    async def call(request: Any, context: Context) -> Any:
+        try:
+            return await behaviour(request, context)
+        except TinkermeshError as error:
+            await abort_with(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:  # noqa: BLE001 - the process boundary
+            await _abort_unexpected(context, method)
+
+    return call
+
+
+def _guard_stream(behaviour: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
+    async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            async for message in behaviour(request, context):
+                yield message
+        except TinkermeshError as error:
+            await abort_with(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:  # noqa: BLE001 - the process boundary
+            await _abort_unexpected(context, method)
+
+    return call

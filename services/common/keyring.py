@@ -1,0 +1,124 @@
+"""API keys as keyed digests, each mapping to a stable tenant id.
+
+The file holds no key: only HMAC-SHA256 digests under a server-side pepper (its own file, mode
+0600). Several keys may map to one tenant, so a key can be rotated without orphaning anything.
+
+    {"scheme": "hmac-sha256-1", "keys": {"<digest hex>": {"tenant_id": "...", "label": "..."}}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from services.common.errors import InvalidInput, Unauthenticated
+
+SCHEME = "hmac-sha256-1"
+KEY_PREFIX = "tml-"
+
+
+class KeyEntry(msgspec.Struct, frozen=True):
+    tenant_id: str
+    label: str = ""
+
+
+class KeyFile(msgspec.Struct):
+    scheme: str = SCHEME
+    keys: dict[str, KeyEntry] = {}
+
+
+def load_pepper(path: Path, *, create: bool = False) -> bytes:
+    """32 or more secret bytes. Raises InvalidInput when the file is missing or too short."""
+    if create and not path.exists():
+        _write_private(path, secrets.token_hex(32).encode())
+    try:
+        pepper = path.read_bytes().strip()
+    except OSError as error:
+        raise InvalidInput(f"pepper file {path.name}: {error.strerror}") from error
+    if len(pepper) < 32:
+        raise InvalidInput(f"pepper file {path.name} holds fewer than 32 bytes")
+    return pepper
+
+
+def digest(pepper: bytes, secret: str) -> str:
+    """Hex HMAC-SHA256 of a key or access token."""
+    return hmac.new(pepper, secret.encode(), hashlib.sha256).hexdigest()
+
+
+def ownership_mac(pepper: bytes, tenant_id: str, model_id: str, kind: str, name: str) -> str:
+    """Hex MAC that ties an artifact to its tenant; every part is length-prefixed."""
+    mac = hmac.new(pepper, b"tinkermesh-ownership-1", hashlib.sha256)
+    for part in (tenant_id, model_id, kind, name):
+        data = part.encode()
+        mac.update(len(data).to_bytes(4, "little") + data)
+    return mac.hexdigest()
+
+
+def same_digest(left: str, right: str) -> bool:
+    return hmac.compare_digest(left.encode(), right.encode())
+
+
+class Keyring:
+    """The allow-list; re-read when the file changes."""
+
+    def __init__(self, path: Path, pepper: bytes) -> None:
+        self._path = path
+        self._pepper = pepper
+        self._stamp: tuple[int, int] | None = None
+        self._keys: dict[str, KeyEntry] = {}
+
+    def tenant_of(self, key: str) -> str:
+        """The tenant id behind `key`. Raises Unauthenticated."""
+        self._refresh()
+        wanted = digest(self._pepper, key)
+        found = self._keys.get(wanted)
+        if found is None:
+            raise Unauthenticated(
+                "API key is not known to this mesh; set TINKER_API_KEY to a key its operator gave you"
+            )
+        return found.tenant_id
+
+    def add(self, key: str, *, tenant_id: str = "", label: str = "") -> str:
+        """Admit `key`; answers its tenant id (a new random one unless given)."""
+        if not key.startswith(KEY_PREFIX):
+            raise InvalidInput(f"API key must start with {KEY_PREFIX!r} (the SDK insists)")
+        self._refresh()
+        wanted = digest(self._pepper, key)
+        if (known := self._keys.get(wanted)) is not None:
+            return known.tenant_id
+        entry = KeyEntry(tenant_id or str(uuid.uuid4()), label)
+        self._keys[wanted] = entry
+        _write_private(self._path, msgspec.json.format(msgspec.json.encode(KeyFile(keys=self._keys))))
+        return entry.tenant_id
+
+    def _refresh(self) -> None:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            self._keys, self._stamp = {}, None
+            return
+        stamp = (status.st_mtime_ns, status.st_size)
+        if stamp == self._stamp:
+            return
+        try:
+            content = msgspec.json.decode(self._path.read_bytes(), type=KeyFile)
+        except (msgspec.DecodeError, OSError) as error:
+            raise InvalidInput(f"key file {self._path.name} cannot be read: {error}") from error
+        self._keys, self._stamp = content.keys, stamp
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

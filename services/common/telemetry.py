@@ -1,0 +1,122 @@
+"""Traces by OpenTelemetry. Off (and free) unless the standard variables name an endpoint.
+
+Business code never imports OpenTelemetry: it calls `span`, `current_traceparent` and
+`record_span` here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+_ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_UNTRACED = ("/grpc.health.v1.", "/grpc.reflection.", "/grpc.channelz.", "/Register", "/Watch", "/Describe")
+_propagator = TraceContextTextMapPropagator()
+
+Attributes = Mapping[str, str | int | float | bool]
+
+
+def enabled(environ: Mapping[str, str] = os.environ) -> bool:
+    return any(environ.get(name) for name in _ENDPOINT_VARIABLES) and environ.get("OTEL_SDK_DISABLED") != "true"
+
+
+def configure(service: str, instance: str) -> None:
+    """Start the exporter once per process; a no-op while tracing is off."""
+    if not enabled():
+        return
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    resource = Resource.create({"service.name": f"tinkermesh-{service}", "service.instance.id": instance})
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+
+
+def shutdown() -> None:
+    """Flush what is buffered; call last."""
+    provider = trace.get_tracer_provider()
+    if hasattr(provider, "shutdown"):
+        provider.shutdown()
+
+
+def server_interceptors() -> list[Any]:
+    if not enabled():
+        return []
+    from opentelemetry.instrumentation.grpc import aio_server_interceptor
+
+    return [aio_server_interceptor(filter_=_traced)]
+
+
+def client_interceptors() -> list[Any]:
+    if not enabled():
+        return []
+    from opentelemetry.instrumentation.grpc import aio_client_interceptors
+
+    return list(aio_client_interceptors(filter_=_traced))
+
+
+def _traced(details: Any) -> bool:
+    method = details.method
+    name = method.decode() if isinstance(method, bytes) else str(method)
+    return not any(part in name for part in _UNTRACED)
+
+
+def current_traceparent() -> str:
+    """W3C traceparent of the current span, "" when there is none."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier)
+    return carrier.get("traceparent", "")
+
+
+def current_trace_id() -> str:
+    span_context = trace.get_current_span().get_span_context()
+    return f"{span_context.trace_id:032x}" if span_context.is_valid else ""
+
+
+def _context(traceparent: str) -> otel_context.Context:
+    return _propagator.extract({"traceparent": traceparent})
+
+
+def _links(traceparents: Sequence[str]) -> list[trace.Link]:
+    contexts = (trace.get_current_span(_context(t)).get_span_context() for t in traceparents)
+    return [trace.Link(c) for c in contexts if c.is_valid]
+
+
+@contextmanager
+def span(
+    name: str, attributes: Attributes | None = None, *, parent: str = "", links: Sequence[str] = ()
+) -> Iterator[None]:
+    """A span around the block; under `parent` (a traceparent) when given, else the current one."""
+    if not enabled():
+        yield
+        return
+    context = _context(parent) if parent else None
+    tracer = trace.get_tracer("tinkermesh")
+    with tracer.start_as_current_span(name, context=context, attributes=dict(attributes or {}), links=_links(links)):
+        yield
+
+
+def record_span(
+    name: str, parent: str, start_unix_ms: int, end_unix_ms: int, attributes: Attributes, links: Sequence[str] = ()
+) -> None:
+    """A span whose start lies in the past, such as the time a command spent in its queue."""
+    if not enabled() or not parent:
+        return
+    tracer = trace.get_tracer("tinkermesh")
+    past = tracer.start_span(
+        name,
+        context=_context(parent),
+        start_time=start_unix_ms * 1_000_000,
+        attributes=dict(attributes),
+        links=_links(links),
+    )
+    past.end(end_time=end_unix_ms * 1_000_000)

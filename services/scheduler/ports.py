@@ -1,0 +1,76 @@
+"""The seams inside the scheduler. Each is small; implementations are wired in app.py."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tinkermesh.v1 import scheduler_pb2 as pb
+from tinkermesh.v1 import types_pb2 as types
+
+
+class Admission(Protocol):
+    """Accepts commands durably: one implementation for training keys, one for samples."""
+
+    async def submit(self, request: pb.SubmitRequest, payload: bytes, traceparent: str) -> pb.SubmitReply:
+        """Stores `payload` as segments, then claims the key and enqueues in one function call.
+
+        Raises InvalidInput, KeyConflict, UnknownId, Forbidden, ModelClosed, Unavailable.
+        """
+        ...
+
+
+class ModelBook(Protocol):
+    """What sessions and the front need to know of models."""
+
+    async def describe(self, model_id: str, tenant_id: str) -> pb.ModelInfo:
+        """Raises UnknownId, Forbidden."""
+        ...
+
+    async def close_session(self, pool: str, session_id: str, reason: str, *, settle_accepted: bool) -> None:
+        """Closes all models of a session in one pool; idempotent.
+
+        With `settle_accepted`, already accepted commands run first (sessions/finish);
+        without, pending ones fail with `reason` (lease expired), but never under a running unit.
+        """
+        ...
+
+
+class TrainerDirectory(Protocol):
+    """Which trainer serves a pool now."""
+
+    async def trainer(self, pool: str) -> pb.RegisterTrainerRequest | None:
+        """The live, not draining trainer of `pool`, or None."""
+        ...
+
+    async def draining(self, pool: str) -> bool: ...
+
+    async def facts(self, pool: str) -> types.PoolFacts:
+        """Raises UnknownId when no such pool ever registered."""
+        ...
+
+    async def pools(self) -> list[types.PoolFacts]: ...
+
+
+class SnapshotSink(Protocol):
+    """Told when a sampler snapshot was published, before its save settles."""
+
+    async def published(
+        self, pool: str, tenant_id: str, path: str, version_directory: str, sampling_session_seq_id: int | None
+    ) -> str:
+        """Binds the sampling session (unnamed saves: its id is answered, else "") and starts the push.
+
+        A failed push never fails the save.
+        """
+        ...
+
+
+class ArtifactReader(Protocol):
+    """Checkpoints and snapshots in the shared store, with ownership checked."""
+
+    async def weights_info(self, path: str, tenant_id: str, access_digest: str) -> pb.WeightsInfo:
+        """Raises InvalidInput, MissingResource, Forbidden."""
+        ...
+
+    async def version_directory(self, path: str, tenant_id: str, access_digest: str) -> str:
+        """The immutable directory `path` names now, relative to the store root. Raises as above."""
+        ...

@@ -1,0 +1,158 @@
+"""Every Redis key of the mesh, and what lies under it.
+
+Pool state carries the hash tag ``{p:<pool>}``, so one function call touches one cluster slot;
+a session and the index of its children carry ``{s:<session>}``.
+
+Request row ``req(pool, key)``, a hash (training commands and samples alike):
+
+    request_id   <pool>.<key>.<generation>         fingerprint   hex
+    tenant       owner                             session       session id
+    parent       model id or sampling session id   kind          train | sample
+    op           see core.view.Op                  seq           decimal string (full int64)
+    arrival      decimal string                    state         queued | running | captured | done | failed
+    command      serialized v1.Command             upload        payload's upload id, "" = none
+    segments     number of payload segments        payload_bytes
+    traceparent  of the Submit span                units         space-separated unit ids
+    admitted_ms, issued_ms, settled_ms             result        serialized v1.Result once settled
+    result_bytes                                   sequence_ids  space-separated (samples)
+"""
+
+from __future__ import annotations
+
+PREFIX = "tm"
+
+POOLS = f"{PREFIX}:{{dir}}:pools"  # set of pool names
+SESSIONS = f"{PREFIX}:{{dir}}:sessions"  # zset session id -> last beat, unix ms
+
+
+def _pool(pool: str, rest: str) -> str:
+    return f"{PREFIX}:{{p:{pool}}}:{rest}"
+
+
+def _session(session_id: str, rest: str) -> str:
+    return f"{PREFIX}:{{s:{session_id}}}:{rest}"
+
+
+def session(session_id: str) -> str:
+    """Hash: tenant, state open|finished|expired, created_ms, beat_ms, sdk_version, tags, metadata."""
+    return _session(session_id, "session")
+
+
+def session_models(session_id: str) -> str:
+    """Hash model_seq_id -> pool: the write-once directory of a session's models."""
+    return _session(session_id, "models")
+
+
+def session_samplers(session_id: str) -> str:
+    """Hash sampling_session_seq_id -> sampling session id (aliases included)."""
+    return _session(session_id, "samplers")
+
+
+def session_key(tenant_id: str, idempotency_key_hash: str) -> str:
+    """String: the session id a (tenant, x-idempotency-key) pair already made."""
+    return f"{PREFIX}:{{t:{tenant_id}}}:session_key:{idempotency_key_hash}"
+
+
+def facts(pool: str) -> str:
+    """String: serialized v1.PoolFacts as the first trainer registered it."""
+    return _pool(pool, "facts")
+
+
+def trainers(pool: str) -> str:
+    """Hash trainer id -> JSON registration with seen_ms, draining."""
+    return _pool(pool, "trainers")
+
+
+def samplers(pool: str) -> str:
+    """Hash sampler id -> JSON registration with seen_ms."""
+    return _pool(pool, "samplers")
+
+
+def lease(pool: str) -> str:
+    """Hash: term, replica, expires_ms (Redis TIME)."""
+    return _pool(pool, "lease")
+
+
+def arrival(pool: str) -> str:
+    """Counter of arrival numbers."""
+    return _pool(pool, "arrival")
+
+
+def req(pool: str, key: str) -> str:
+    """Hash: the request row described above."""
+    return _pool(pool, f"req:{key}")
+
+
+def outputs(pool: str, key: str) -> str:
+    """Hash first datum index -> serialized v1.BatchResult part of a batch op."""
+    return _pool(pool, f"out:{key}")
+
+
+def payload(pool: str, upload: str, index: int) -> str:
+    """String of <= 512 KiB; set with a TTL, persisted by the admitting function."""
+    return _pool(pool, f"pay:{upload}:{index}")
+
+
+def model(pool: str, model_id: str) -> str:
+    """Hash: tenant, session, state creating|open|closing|closed, reason, slot, load_number, layout, ..."""
+    return _pool(pool, f"model:{model_id}")
+
+
+def queue(pool: str, model_id: str) -> str:
+    """Hash seq -> request key of commands that arrived and are not settled."""
+    return _pool(pool, f"queue:{model_id}")
+
+
+def active(pool: str) -> str:
+    """Set of model ids that have commands to look at."""
+    return _pool(pool, "active")
+
+
+def slots(pool: str) -> str:
+    """Hash slot number -> model id, or quarantine:<reason>."""
+    return _pool(pool, "slots")
+
+
+def served(pool: str) -> str:
+    """Hash tenant id -> weighted tokens served (the fairness clock)."""
+    return _pool(pool, "served")
+
+
+def unit(pool: str, unit_id: str) -> str:
+    """Hash: term, incarnation, state running|settled, work (serialized v1.Unit without payload)."""
+    return _pool(pool, f"unit:{unit_id}")
+
+
+def running_units(pool: str) -> str:
+    """Set of unit ids sent and not settled."""
+    return _pool(pool, "units")
+
+
+def capturing(pool: str) -> str:
+    """Set of request keys whose artifact is captured but not published."""
+    return _pool(pool, "capturing")
+
+
+def pending_samples(pool: str) -> str:
+    """Zset request key -> arrival, of samples waiting for a sampler."""
+    return _pool(pool, "samples")
+
+
+def running_samples(pool: str) -> str:
+    """Hash request key -> sampler id."""
+    return _pool(pool, "samples_running")
+
+
+def sampling_session(pool: str, sampling_session_id: str) -> str:
+    """Hash: tenant, session, base_model, model_path, adapter name and version directory."""
+    return _pool(pool, f"sampling:{sampling_session_id}")
+
+
+def settled_channel(pool: str) -> str:
+    """Pub/sub: space-separated request ids that have just been settled."""
+    return f"{PREFIX}:settled:{pool}"
+
+
+def ready_channel(pool: str) -> str:
+    """Pub/sub: ``train`` or ``sample`` when there is new work for the lease holder."""
+    return f"{PREFIX}:ready:{pool}"
