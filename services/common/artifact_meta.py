@@ -1,0 +1,27 @@
+"""meta.json of a published version: v1.ArtifactMeta as JSON with the proto's own field names.
+
+int64 fields are JSON strings (the protobuf mapping); unknown keys are kept out of the way, so
+a newer writer may add some.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import json_format
+
+from services.common.errors import InvalidInput
+from tinkermesh.v1.trainer_pb2 import ArtifactMeta
+
+
+def encode_meta(meta: ArtifactMeta) -> dict[str, Any]:
+    """What is stored; writers may add keys of their own beside these."""
+    return json_format.MessageToDict(meta, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def decode_meta(stored: dict[str, Any], where: str) -> ArtifactMeta:
+    """Raises InvalidInput naming `where` and the field that does not fit."""
+    try:
+        return json_format.ParseDict(stored, ArtifactMeta(), ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise InvalidInput(f"{where}: metadata does not fit: {error}") from error
