@@ -35,6 +35,19 @@ class ModelBook(Protocol):
         ...
 
 
+    async def queue_state(self, pool: str, model_id: str, seq: int) -> tuple[str, str]:
+        """(active | paused_capacity, why the command `seq` has not run yet), both for a tenant's eyes."""
+        ...
+
+
+class LeaderTask(Protocol):
+    """Work that only the holder of a pool's lease does, beside dispatching training units."""
+
+    async def run(self, pool: str, term: int) -> None:
+        """Runs until it is cancelled: when the lease is lost or the replica shuts down."""
+        ...
+
+
 class TrainerDirectory(Protocol):
     """Which trainer serves a pool now."""
 
