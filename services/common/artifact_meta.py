@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from google.protobuf import json_format
+from tinkermesh.v1.trainer_pb2 import ArtifactMeta
 
 from services.common.errors import InvalidInput
-from tinkermesh.v1.trainer_pb2 import ArtifactMeta
 
 
 def encode_meta(meta: ArtifactMeta) -> dict[str, Any]:
