@@ -1,0 +1,69 @@
+# tinkermesh needs Python 3.11+ and make; everything else is installed into .venv.
+#   make demo    the whole thing: install, start the mesh, train and sample with the SDK
+#   make test    install and pass the tests
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# The CPU build of torch is on the ordinary index for some platforms only. Where plain
+# installation fails, set this to PyTorch's own CPU wheel index.
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: help install up demo demo-two-tenants test test-fast lint protos protos-check locks bench sdk-venvs clean
+
+help:
+	@sed -n 's/^#  *make/make/p' Makefile
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: requirements/test.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("tinkermesh needs Python 3.11 or newer; set PYTHON=... to one") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/test.txt \
+	  || { test -n "$(TORCH_INDEX)" \
+	       && $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --extra-index-url "$(TORCH_INDEX)" -r requirements/test.txt; } \
+	  || { echo "Installation failed. If torch's CPU build was not found, run: make TORCH_INDEX=<PyTorch's CPU wheel index> $(MAKECMDGOALS)"; exit 1; }
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+up: install
+	$(BIN)/tinkermesh up $(ARGS)
+
+demo: install
+	$(BIN)/tinkermesh demo $(ARGS)
+
+demo-two-tenants: install
+	$(BIN)/tinkermesh demo --two-tenants $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy services
+
+protos: install
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python tools/make_protos.py
+
+protos-check: install
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python tools/make_protos.py --check
+
+locks: install
+	$(BIN)/python tools/lock.py
+
+sdk-venvs: install
+	$(BIN)/python tools/sdk_venv.py 0.26.2
+
+test: lint protos-check sdk-venvs
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Everything that starts neither vLLM nor Megatron processes.
+test-fast: install
+	$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
+
+bench: install
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache

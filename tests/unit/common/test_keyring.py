@@ -1,0 +1,75 @@
+"""SEC-02 and SEC-03: only keyed digests are stored; an allow-list decides; tenants are stable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.common.errors import InvalidInput, Unauthenticated
+from services.common.keyring import Keyring, load_pepper, ownership_mac
+
+KEY = "tml-SECRET-0123456789"
+
+
+@pytest.fixture
+def pepper(tmp_path: Path) -> bytes:
+    return load_pepper(tmp_path / "pepper", create=True)
+
+
+def test_raw_key_never_reaches_the_file_SEC_02(tmp_path: Path, pepper: bytes) -> None:
+    Keyring(tmp_path / "keys.json", pepper).add(KEY)
+    assert KEY.encode() not in (tmp_path / "keys.json").read_bytes()
+    assert (tmp_path / "keys.json").stat().st_mode & 0o077 == 0
+
+
+def test_any_string_is_not_a_tenant_SEC_03(tmp_path: Path, pepper: bytes) -> None:
+    ring = Keyring(tmp_path / "keys.json", pepper)
+    with pytest.raises(Unauthenticated):
+        ring.tenant_of(KEY)
+    tenant = ring.add(KEY)
+    assert ring.tenant_of(KEY) == tenant
+    with pytest.raises(Unauthenticated):
+        ring.tenant_of(KEY + "x")
+
+
+def test_rotation_keeps_the_tenant(tmp_path: Path, pepper: bytes) -> None:
+    ring = Keyring(tmp_path / "keys.json", pepper)
+    tenant = ring.add(KEY)
+    assert ring.add("tml-new", tenant_id=tenant) == tenant
+    assert ring.tenant_of("tml-new") == ring.tenant_of(KEY) == tenant
+
+
+def test_another_process_sees_a_new_key(tmp_path: Path, pepper: bytes) -> None:
+    reader, writer = (Keyring(tmp_path / "keys.json", pepper) for _ in range(2))
+    with pytest.raises(Unauthenticated):
+        reader.tenant_of(KEY)
+    tenant = writer.add(KEY)
+    assert reader.tenant_of(KEY) == tenant
+
+
+def test_another_pepper_knows_no_key_SEC_03(tmp_path: Path, pepper: bytes) -> None:
+    Keyring(tmp_path / "keys.json", pepper).add(KEY)
+    other = load_pepper(tmp_path / "other", create=True)
+    with pytest.raises(Unauthenticated):
+        Keyring(tmp_path / "keys.json", other).tenant_of(KEY)
+
+
+def test_key_must_look_like_the_sdk_wants(tmp_path: Path, pepper: bytes) -> None:
+    with pytest.raises(InvalidInput, match="tml-"):
+        Keyring(tmp_path / "keys.json", pepper).add("secret")
+
+
+def test_short_pepper_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pepper").write_text("short")
+    with pytest.raises(InvalidInput, match="fewer than 32"):
+        load_pepper(tmp_path / "pepper")
+
+
+def test_ownership_mac_binds_every_part_SEC_08(pepper: bytes) -> None:
+    base = ("tenant", "model", "weights", "name")
+    macs = {ownership_mac(pepper, *base)}
+    for index in range(4):
+        macs.add(ownership_mac(pepper, *(part + "x" if i == index else part for i, part in enumerate(base))))
+    macs.add(ownership_mac(pepper, "tenantm", "odel", "weights", "name"))
+    assert len(macs) == 6
