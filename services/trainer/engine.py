@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -61,9 +62,13 @@ class Adam:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """metrics: grad_norm (pre-clip, this slot only) and, when it was skipped, skipped_nonfinite = 1."""
+    """metrics: grad_norm (pre-clip, this slot only) and, when it was skipped, skipped_nonfinite = 1.
+
+    `failure` set: only this slot's step failed, its state is unknown.
+    """
 
     metrics: Mapping[str, float]
+    failure: str = ""
 
 
 @dataclass(slots=True)
@@ -80,6 +85,24 @@ class SlotImage:
     exp_avg: dict[str, torch.Tensor] = field(default_factory=dict)
     exp_avg_sq: dict[str, torch.Tensor] = field(default_factory=dict)
     step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What a factory ``build_engine(spec) -> Engine`` needs; called once on every rank.
+
+    torch.distributed is initialised already when the world has more than one rank
+    (world = tensor_parallel * data_parallel); a world of one is left to the factory.
+    """
+
+    model_path: Path
+    slots: int
+    max_rank: int
+    alpha: float
+    micro_batch_tokens: int
+    max_context: int
+    tensor_parallel: int = 1
+    data_parallel: int = 1
 
 
 class Engine(Protocol):
