@@ -1,0 +1,87 @@
+"""The Redis Functions of the mesh: one library out of functions/*.lua, versioned by a digest.
+
+``_common.lua`` comes first and is visible to all; every other file is its own block and calls
+``register(name, callback)``. The server knows the library as ``tinkermesh_<digest>`` and each
+function as ``<name>_<digest>``, so two releases of the scheduler can run side by side.
+
+A function answers a refusal as ``refuse(code, text)``; `call` raises it as the class of that
+code in services/common/errors.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from services.common.errors import BY_CODE, ContractViolation, TinkermeshError, Unavailable
+from services.scheduler.store.connection import OUTAGES
+
+FUNCTIONS = Path(__file__).parent / "functions"
+COMMON = "_common.lua"
+_REFUSAL = "TM:"
+
+Argument = str | bytes | int | float
+
+
+def library_source(directory: Path = FUNCTIONS) -> tuple[str, str]:
+    """(digest, source) of the one library made of all files, in order of their names."""
+    common = (directory / COMMON).read_text()
+    files = sorted(path for path in directory.glob("*.lua") if path.name != COMMON)
+    body = "\n".join([common, *(f"do -- {path.name}\n{path.read_text()}\nend" for path in files)])
+    digest = hashlib.blake2b(body.encode(), digest_size=6).hexdigest()
+    head = f"#!lua name=tinkermesh_{digest}\nlocal DIGEST = '{digest}'\n"
+    return digest, head + body
+
+
+class Functions:
+    """Calls the library's functions; loads it when the server does not know it (a fresh or emptied server)."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._digest, self._source = library_source()
+
+    async def load(self) -> None:
+        """Register the library unless this digest is there already. Raises Unavailable."""
+        try:
+            await cast("Any", self._redis.function_load(self._source, replace=True))
+        except OUTAGES as error:
+            raise Unavailable(f"Redis is away: {error}") from error
+
+    async def call(self, name: str, keys: Sequence[str], *arguments: Argument) -> Any:
+        """FCALL `name`. Raises the refusal's own type, Unavailable, or ContractViolation for a bug."""
+        try:
+            return await self._call(name, keys, arguments)
+        except ResponseError as error:
+            if "Function not found" not in str(error):
+                raise _refusal(name, str(error)) from error
+        except OUTAGES as error:
+            raise Unavailable(f"Redis is away: {error}") from error
+        await self.load()
+        try:
+            return await self._call(name, keys, arguments)
+        except ResponseError as error:
+            raise _refusal(name, str(error)) from error
+        except OUTAGES as error:
+            raise Unavailable(f"Redis is away: {error}") from error
+
+    async def _call(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
+        return await cast(
+            "Any", self._redis.execute_command("FCALL", f"{name}_{self._digest}", len(keys), *keys, *arguments)
+        )
+
+
+def _refusal(name: str, text: str) -> TinkermeshError:
+    _, marker, rest = text.partition(_REFUSAL)
+    code, _, message = rest.partition(" ")
+    if not marker or code not in BY_CODE:
+        if text.startswith(
+            ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "OOM", "MISCONF", "NOREPLICAS", "BUSY")
+        ):
+            return Unavailable(f"Redis refuses writes: {text[:200]}")
+        return ContractViolation(f"Redis function {name} failed: {text[:500]}")
+    return BY_CODE[code](message)

@@ -1,0 +1,43 @@
+"""The function library on a real server."""
+
+from __future__ import annotations
+
+import pytest
+from redis.asyncio import Redis
+
+from services.common.errors import ContractViolation, Unavailable
+from services.scheduler.store.connection import connect
+from services.scheduler.store.functions import Functions
+from tests.doubles.valkey import ValkeyProcess, free_port
+
+
+async def test_library_is_loaded_again_after_the_server_lost_it(redis_client: Redis, functions: Functions) -> None:
+    await redis_client.function_flush()
+    assert await functions.call("ping", ["tm:{p:a}"]) == b"pong"
+
+
+async def test_library_may_be_loaded_twice(functions: Functions) -> None:
+    await functions.load()
+    assert await functions.call("ping", ["tm:{p:a}"]) == b"pong"
+
+
+async def test_an_unknown_function_is_a_bug_not_a_loop(functions: Functions) -> None:
+    with pytest.raises(ContractViolation, match="no_such"):
+        await functions.call("no_such", [])
+
+
+async def test_an_absent_server_is_unavailable() -> None:
+    client = connect(f"redis://127.0.0.1:{free_port()}/0")
+    with pytest.raises(Unavailable, match="Redis is away"):
+        await Functions(client).call("ping", ["tm:{p:a}"])
+    await client.aclose()
+
+
+async def test_functions_and_data_survive_a_killed_server(valkey: ValkeyProcess, redis_client: Redis) -> None:
+    functions = Functions(redis_client)
+    await functions.load()
+    await redis_client.set("k", "v")
+    valkey.kill()
+    valkey.start()
+    assert await redis_client.get("k") == b"v"
+    assert await functions.call("ping", ["tm:{p:a}"]) == b"pong"
