@@ -22,15 +22,25 @@ from __future__ import annotations
 PREFIX = "tm"
 
 POOLS = f"{PREFIX}:{{dir}}:pools"  # set of pool names
-SESSIONS = f"{PREFIX}:{{dir}}:sessions"  # zset session id -> last beat, unix ms
+SESSIONS = f"{PREFIX}:{{dir}}:sessions"  # zset session id -> last beat plus credited downtime, unix ms
+CLOCK = f"{PREFIX}:{{dir}}:clock"  # hash: alive_ms (a gateway was connected), sweeper, sweeper_until_ms
+
+
+def pool_prefix(pool: str) -> str:
+    """Functions on pool state get this one key and build the others from it."""
+    return f"{PREFIX}:{{p:{pool}}}"
 
 
 def _pool(pool: str, rest: str) -> str:
-    return f"{PREFIX}:{{p:{pool}}}:{rest}"
+    return f"{pool_prefix(pool)}:{rest}"
+
+
+def session_prefix(session_id: str) -> str:
+    return f"{PREFIX}:{{s:{session_id}}}"
 
 
 def _session(session_id: str, rest: str) -> str:
-    return f"{PREFIX}:{{s:{session_id}}}:{rest}"
+    return f"{session_prefix(session_id)}:{rest}"
 
 
 def session(session_id: str) -> str:
@@ -59,12 +69,17 @@ def facts(pool: str) -> str:
 
 
 def trainers(pool: str) -> str:
-    """Hash trainer id -> JSON registration with seen_ms, draining."""
+    """Hash trainer id -> JSON: incarnation, since_ms, seen_ms, registration."""
     return _pool(pool, "trainers")
 
 
+def draining(pool: str) -> str:
+    """Set of trainer ids that get no further unit."""
+    return _pool(pool, "draining")
+
+
 def samplers(pool: str) -> str:
-    """Hash sampler id -> JSON registration with seen_ms."""
+    """Hash sampler id -> JSON: incarnation, since_ms, seen_ms, registration."""
     return _pool(pool, "samplers")
 
 
@@ -144,8 +159,23 @@ def running_samples(pool: str) -> str:
 
 
 def sampling_session(pool: str, sampling_session_id: str) -> str:
-    """Hash: tenant, session, base_model, model_path, adapter name and version directory."""
+    """Hash: tenant, session, base_model, model_path, adapter_name, adapter_path, state open|closed."""
     return _pool(pool, f"sampling:{sampling_session_id}")
+
+
+def open_samples(pool: str, sampling_session_id: str) -> str:
+    """Set of request keys of a sampling session that are queued or running."""
+    return _pool(pool, f"sampling_open:{sampling_session_id}")
+
+
+def sample_counts(pool: str) -> str:
+    """Hash tenant id -> samples queued or running (the bound behind 429)."""
+    return _pool(pool, "sample_counts")
+
+
+def settled_samples(pool: str) -> str:
+    """Zset request key -> when its result may be dropped, unix ms."""
+    return _pool(pool, "samples_settled")
 
 
 def settled_channel(pool: str) -> str:
