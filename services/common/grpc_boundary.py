@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
     Interceptor = grpc.aio.ServerInterceptor[Any, Any]
 else:  # grpc's classes are generic in the stubs only
+    Handler = grpc.RpcMethodHandler
+    Context = grpc.aio.ServicerContext
     Interceptor = grpc.aio.ServerInterceptor
 
 

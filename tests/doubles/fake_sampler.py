@@ -1,0 +1,235 @@
+"""The sampler double: real protocol, adapters by version directory, hashed tokens.
+
+    python -m tests.doubles.fake_sampler --listen 127.0.0.1:0 --port-file F --scheduler HOST:PORT[,HOST:PORT] \
+        --store-root DIR [--control FILE] [--journal FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinkermesh.v1 import sampler_pb2 as pb
+from tinkermesh.v1 import sampler_pb2_grpc as pb_grpc
+from tinkermesh.v1 import scheduler_pb2, types_pb2
+
+from services.common.errors import Busy, ServerError, Unavailable
+from services.common.grpc_boundary import Context
+from services.common.grpc_server import GrpcServer
+from tests.doubles import arithmetic, generation, published
+from tests.doubles.fake_trainer import POOL, trainer_facts
+from tests.doubles.faults import Faults
+from tests.doubles.journal import Journal
+from tests.doubles.process import serve_until_signal
+from tests.doubles.registration import register_for_ever
+from tests.doubles.unit_runner import die_if
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Sampler"].full_name
+MAX_ADAPTERS = 8
+MAX_RUNNING = 64
+BASE_WEIGHTS = arithmetic.residue("base")
+
+
+@dataclass(slots=True)
+class Loaded:
+    ref: types_pb2.AdapterRef
+    engine_id: int
+    weights: int
+    in_use: int = 0
+    loads: int = 1
+
+
+def sampler_facts(pool: str = POOL) -> types_pb2.PoolFacts:
+    """The trainer's facts without what only a trainer knows."""
+    facts = trainer_facts(pool=pool)
+    for name in (
+        "slots",
+        "max_rank",
+        "alpha",
+        "train_attn",
+        "train_mlp",
+        "train_unembed",
+        "losses",
+        "unit_token_budget",
+    ):
+        facts.ClearField(name)
+    return facts
+
+
+class FakeSampler(pb_grpc.SamplerServicer):
+    """In a test's own loop: `await start(...)`, use `.faults`, `.journal`, `await stop()`."""
+
+    def __init__(
+        self,
+        store_root: Path,
+        *,
+        facts: types_pb2.PoolFacts | None = None,
+        sampler_id: str = "sampler-double",
+        max_adapters: int = MAX_ADAPTERS,
+        control: Path | None = None,
+        journal: Path | None = None,
+    ) -> None:
+        self.store_root = store_root
+        self.facts = facts or sampler_facts()
+        self.sampler_id = sampler_id
+        self.incarnation = uuid.uuid4().hex
+        self.max_adapters = max_adapters
+        self.faults = Faults(control)
+        self.journal = Journal(journal, self.incarnation)
+        self.loaded: dict[str, Loaded] = {}  # least recently used first
+        self.running: dict[str, asyncio.Task[types_pb2.SampleResult]] = {}
+        self.address = ""
+        self._engine_ids = 0
+        self._server = GrpcServer([SERVICE])
+        self._registration: asyncio.Task[None] | None = None
+
+    async def start(self, listen: str = "127.0.0.1:0", scheduler: str = "") -> str:
+        """Answers the bound host:port; registers when `scheduler` names addresses."""
+        pb_grpc.add_SamplerServicer_to_server(self, self._server.server)
+        port = await self._server.start(listen)
+        self.address = f"{listen.rsplit(':', 1)[0]}:{port}"
+        if scheduler:
+            self._registration = asyncio.create_task(register_for_ever(scheduler, self.registration()))
+        return self.address
+
+    async def stop(self) -> None:
+        if self._registration is not None:
+            self._registration.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._registration
+        await self._server.stop(0.2)
+
+    def registration(self) -> scheduler_pb2.RegisterSamplerRequest:
+        return scheduler_pb2.RegisterSamplerRequest(
+            sampler_id=self.sampler_id,
+            incarnation=self.incarnation,
+            address=self.address,
+            facts=self.facts,
+            role="both",
+            max_adapters=self.max_adapters,
+            max_running=MAX_RUNNING,
+        )
+
+    async def Describe(self, request: pb.DescribeSamplerRequest, context: Context) -> pb.SamplerDescription:
+        return pb.SamplerDescription(
+            sampler_id=self.sampler_id,
+            incarnation=self.incarnation,
+            facts=self.facts,
+            role="both",
+            max_adapters=self.max_adapters,
+            max_running=MAX_RUNNING,
+            running=len(self.running),
+            engine="double 1",
+        )
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterReply:
+        known = request.adapter.name in self.loaded
+        self._load(request.adapter)
+        return pb.LoadAdapterReply(already_loaded=known)
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterReply:
+        found = self.loaded.get(request.name)
+        if found is not None and found.in_use:
+            raise ServerError(f"adapter {request.name} is in use by {found.in_use} requests")
+        return pb.UnloadAdapterReply(was_loaded=self.loaded.pop(request.name, None) is not None)
+
+    async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersReply:
+        return pb.ListAdaptersReply(
+            adapters=[
+                pb.LoadedAdapter(adapter=a.ref, engine_id=a.engine_id, in_use=a.in_use, loads=a.loads)
+                for a in self.loaded.values()
+            ]
+        )
+
+    async def Sample(self, request: pb.SampleRequest, context: Context) -> pb.SampleReply:
+        """A repeated request_id attaches to the running call."""
+        task = self.running.get(request.request_id)
+        if task is None:
+            task = asyncio.create_task(self._generate(request))
+            self.running[request.request_id] = task
+            task.add_done_callback(lambda _: self.running.pop(request.request_id, None))
+        try:
+            return pb.SampleReply(result=await asyncio.shield(task))
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise Unavailable(f"request {request.request_id} was aborted") from error
+            raise
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:
+        task = self.running.get(request.request_id)
+        return pb.AbortReply(was_running=task is not None and task.cancel())
+
+    async def _generate(self, request: pb.SampleRequest) -> types_pb2.SampleResult:
+        due = self.faults.due("sample")
+        held = self._load(request.adapter) if request.HasField("adapter") else None
+        if held is not None:
+            held.in_use += 1
+        try:
+            await self.faults.apply_waits(due, "before")
+            die_if(due, "die_before")
+            if any(rule.action in ("fail", "drop_reply") for rule in due):
+                raise Unavailable("injected failure of a sample")
+            body = request.body
+            seed = body.seed if body.HasField("seed") else arithmetic.residue(request.request_id) % 2**32
+            made = generation.result(held.weights if held else BASE_WEIGHTS, body, seed)
+            self.journal.write({"kind": "sample", "request": request.request_id, "adapter": request.adapter.name})
+            die_if(due, "die_after")
+            await self.faults.apply_waits(due, "after")
+            return made
+        finally:
+            if held is not None:
+                held.in_use -= 1
+
+    def _load(self, ref: types_pb2.AdapterRef) -> Loaded:
+        """Raises MissingResource, InvalidInput, Busy (every place is held by adapters in use)."""
+        found = self.loaded.pop(ref.name, None)
+        if found is None:
+            weights = int(str(published.read_state(self.store_root, ref.path)["weights"]), 16)
+            self._make_room()
+            self._engine_ids += 1
+            found = Loaded(ref, self._engine_ids, weights)
+            self.journal.write({"kind": "load_adapter", "adapter": ref.name, "path": ref.path})
+        self.loaded[ref.name] = found
+        return found
+
+    def _make_room(self) -> None:
+        if len(self.loaded) < self.max_adapters:
+            return
+        idle = next((name for name, adapter in self.loaded.items() if not adapter.in_use), None)
+        if idle is None:
+            raise Busy(f"all {self.max_adapters} adapter places are in use")
+        del self.loaded[idle]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--listen", default="127.0.0.1:0")
+    parser.add_argument("--port-file", type=Path)
+    parser.add_argument("--scheduler", default="")
+    parser.add_argument("--store-root", type=Path, required=True)
+    parser.add_argument("--control", type=Path)
+    parser.add_argument("--journal", type=Path)
+    parser.add_argument("--sampler-id", default="sampler-double")
+    parser.add_argument("--pool", default=POOL)
+    return parser.parse_args()
+
+
+async def _main(arguments: argparse.Namespace) -> None:
+    sampler = FakeSampler(
+        arguments.store_root,
+        facts=sampler_facts(arguments.pool),
+        sampler_id=arguments.sampler_id,
+        control=arguments.control,
+        journal=arguments.journal,
+    )
+    await sampler.start(arguments.listen, arguments.scheduler)
+    await serve_until_signal(sampler.address, arguments.port_file)
+    await sampler.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(_arguments()))

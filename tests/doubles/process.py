@@ -1,0 +1,23 @@
+"""What the doubles share as processes: the port file and the wait for SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+
+def write_port_file(path: Path, port: int) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(str(port))
+    temporary.replace(path)
+
+
+async def serve_until_signal(address: str, port_file: Path | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if port_file is not None:
+        write_port_file(port_file, int(address.rsplit(":", 1)[1]))
+    await stop.wait()
