@@ -46,7 +46,7 @@ def build_config(*, tied: bool) -> Qwen3Config:
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=32,
         max_position_embeddings=2048,
         rope_theta=10_000.0,
         tie_word_embeddings=tied,
