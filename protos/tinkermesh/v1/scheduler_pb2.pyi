@@ -897,12 +897,15 @@ class WatchEvent(_message.Message):
     RESULT_BYTES_FIELD_NUMBER: _builtins.int
     QUEUE_STATE_FIELD_NUMBER: _builtins.int
     QUEUE_STATE_REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     state: Global___WatchState.ValueType
     result_bytes: _builtins.int
     queue_state: _builtins.str
     """active | paused_capacity | paused_rate_limit"""
     queue_state_reason: _builtins.str
+    tenant_id: _builtins.str
+    """of the item this answers"""
     @_builtins.property
     def result(self) -> _types_pb2.Result:
         """inline when settled and small; otherwise GetResult"""
@@ -916,10 +919,11 @@ class WatchEvent(_message.Message):
         result_bytes: _builtins.int = ...,
         queue_state: _builtins.str = ...,
         queue_state_reason: _builtins.str = ...,
+        tenant_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_result", b"_result", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_result", b"_result", "queue_state", b"queue_state", "queue_state_reason", b"queue_state_reason", "request_id", b"request_id", "result", b"result", "result_bytes", b"result_bytes", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_result", b"_result", "queue_state", b"queue_state", "queue_state_reason", b"queue_state_reason", "request_id", b"request_id", "result", b"result", "result_bytes", b"result_bytes", "state", b"state", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__result: _TypeAlias = _typing.Literal["result"]  # noqa: Y015
     _WhichOneofArgType__result: _TypeAlias = _typing.Literal["_result", b"_result"]  # noqa: Y015
