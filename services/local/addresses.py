@@ -1,0 +1,63 @@
+"""Ports that stay the same over restarts, and the socket that gateway replicas share."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from services.common.errors import InvalidInput
+from services.local.settings import LocalSettings
+
+REPLICA_STEP = 10  # further schedulers listen on 7011, 7021, ...
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """host:port of everything; `gateway` is the socket the supervisor listens on."""
+
+    gateway: socket.socket
+    redis: str
+    schedulers: tuple[str, ...]
+    trainer: str
+    sampler: str
+
+    @property
+    def base_url(self) -> str:
+        host, port = self.gateway.getsockname()[:2]
+        return f"http://{host}:{port}"
+
+
+def reserve(settings: LocalSettings) -> Addresses:
+    """Raises InvalidInput naming the option whose port is taken."""
+    offsets = [n * REPLICA_STEP if settings.scheduler_port else 0 for n in range(settings.schedulers)]
+    return Addresses(
+        gateway=listen(settings.host, settings.port),
+        redis=_free(settings.host, settings.redis_port, "--redis-port"),
+        schedulers=tuple(_free(settings.host, settings.scheduler_port + n, "--scheduler-port") for n in offsets),
+        trainer=_free(settings.host, settings.trainer_port, "--trainer-port"),
+        sampler=_free(settings.host, settings.sampler_port, "--sampler-port"),
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket that children inherit."""
+    listener = _bind(host, port, "--port")
+    listener.listen(2048)
+    listener.set_inheritable(True)
+    return listener
+
+
+def _free(host: str, port: int, option: str) -> str:
+    with _bind(host, port, option) as probe:
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def _bind(host: str, port: int, option: str) -> socket.socket:
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind((host, port))
+    except OSError as error:
+        probe.close()
+        raise InvalidInput(f"{option}: {host}:{port} cannot be used: {error.strerror}; choose another port") from error
+    return probe

@@ -1,0 +1,151 @@
+"""The `tinkermesh` command."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from services.common.errors import InvalidInput, TinkermeshError
+from services.common.keyring import KEY_PREFIX, KeyFile
+from services.local import default_model, demo
+from services.local.settings import LocalSettings, default_state_dir
+from services.local.state import keyring
+from services.local.up import run_mesh
+
+app = typer.Typer(help="A self-hosted service that speaks the Tinker protocol.", no_args_is_help=True)
+keys_app = typer.Typer(help="API keys of the local mesh.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+console = Console()
+
+ModelOption = Annotated[str, typer.Option(help="Hugging Face model directory; default: SmolLM2-135M-Instruct")]
+NameOption = Annotated[str, typer.Option(help="Name clients ask for; default: the model's own, else its path")]
+StateOption = Annotated[Path | None, typer.Option(help="Where everything is kept; default: TINKERMESH_STATE")]
+ThreadsOption = Annotated[int, typer.Option(min=0, help="Compute threads of trainer and sampler; 0 = cores")]
+SlotsOption = Annotated[int, typer.Option(min=1, max=256, help="Adapters trained at once")]
+RankOption = Annotated[int, typer.Option(min=1, max=512, help="Highest LoRA rank")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="0 = any free port")]
+ReplicaOption = Annotated[int, typer.Option(min=1, max=16, help="Processes of this service")]
+
+
+def make_settings(
+    *, model: str, model_name: str, state_dir: Path | None, threads: int, **rest: int | str | bool
+) -> LocalSettings:
+    """Fetches the default model when none is named. Raises InvalidInput, Unavailable."""
+    directory = Path(model).expanduser() if model else default_model.ensure()
+    if not (directory / "config.json").is_file():
+        raise InvalidInput(f"--model: {directory} is not a model directory (no config.json)")
+    directory = directory.resolve()
+    return LocalSettings(
+        model=directory,
+        model_name=model_name or (str(directory) if model else default_model.NAME),
+        state_dir=(state_dir or default_state_dir()).expanduser().resolve(),
+        threads=threads or os.cpu_count() or 1,
+        **rest,  # type: ignore[arg-type]
+    )
+
+
+@app.command()
+def up(
+    model: ModelOption = "",
+    model_name: NameOption = "",
+    state_dir: StateOption = None,
+    slots: SlotsOption = 8,
+    max_rank: RankOption = 32,
+    max_context: Annotated[int, typer.Option(min=16, help="Tokens of one datum or prompt with its output")] = 2048,
+    threads: ThreadsOption = 0,
+    sampler: Annotated[bool, typer.Option(help="Run a sampler")] = True,
+    gateways: ReplicaOption = 1,
+    schedulers: ReplicaOption = 1,
+    host: Annotated[str, typer.Option(help="Address to listen on")] = "127.0.0.1",
+    port: PortOption = 8000,
+    redis_port: PortOption = 7000,
+    scheduler_port: PortOption = 7001,
+    trainer_port: PortOption = 7002,
+    sampler_port: PortOption = 7003,
+) -> None:
+    """Run the whole mesh on this machine until Ctrl-C."""
+    with _explained():
+        settings = make_settings(
+            model=model, model_name=model_name, state_dir=state_dir, threads=threads, slots=slots, max_rank=max_rank,
+            max_context=max_context, sampler=sampler, gateways=gateways, schedulers=schedulers, host=host, port=port,
+            redis_port=redis_port, scheduler_port=scheduler_port, trainer_port=trainer_port, sampler_port=sampler_port,
+        )  # fmt: skip
+        code = asyncio.run(run_mesh(settings, console))
+    raise typer.Exit(code)
+
+
+@app.command(name="demo")
+def demo_command(
+    model: ModelOption = "",
+    model_name: NameOption = "",
+    state_dir: StateOption = None,
+    threads: ThreadsOption = 0,
+    two_tenants: Annotated[bool, typer.Option("--two-tenants", help="Two tenants at once, sharing passes")] = False,
+    out: Annotated[Path, typer.Option(help="Where the loss curve and the report go")] = Path("out"),
+) -> None:
+    """Fine-tune a small real model through the SDK, and sample before and after."""
+    with _explained():
+        settings = make_settings(
+            model=model, model_name=model_name, state_dir=state_dir or default_state_dir() / "demo", threads=threads,
+            slots=4, max_rank=16, max_context=512, port=0, redis_port=0, scheduler_port=0, trainer_port=0,
+            sampler_port=0, sampler=not two_tenants,
+        )  # fmt: skip
+        name = "two_tenants.py" if two_tenants else "train.py"
+        code = asyncio.run(
+            run_mesh(settings, console, lambda mesh: demo.run_script(mesh, name, ["--out", str(out.resolve())]))
+        )
+    raise typer.Exit(code)
+
+
+@keys_app.command("add")
+def add_key(
+    label: Annotated[str, typer.Option(help="A note for yourself")] = "",
+    tenant: Annotated[str, typer.Option(help="Tenant id the key belongs to; default: a new tenant")] = "",
+    key: Annotated[str, typer.Option(help="The key itself; default: a new random one")] = "",
+    state_dir: StateOption = None,
+) -> None:
+    """Admit an API key; it is shown once and stored only as a keyed digest."""
+    with _explained():
+        directory = (state_dir or default_state_dir()).expanduser()
+        secret = key or KEY_PREFIX + secrets.token_urlsafe(32)
+        tenant_id = keyring(directory / "keys.json", directory / "pepper").add(secret, tenant_id=tenant, label=label)
+        console.print(f"key     {secret}\ntenant  {tenant_id}", highlight=False, soft_wrap=True)
+
+
+@keys_app.command("list")
+def list_keys(state_dir: StateOption = None) -> None:
+    """Digests, tenants and labels; the keys themselves are not kept anywhere."""
+    import msgspec
+
+    with _explained():
+        file = (state_dir or default_state_dir()).expanduser() / "keys.json"
+        if not file.exists():
+            raise InvalidInput(f"--state-dir: no keys under {file.parent}; run tinkermesh up or keys add first")
+        table = Table("digest", "tenant", "label")
+        for found, entry in msgspec.json.decode(file.read_bytes(), type=KeyFile).keys.items():
+            table.add_row(f"{found[:12]}…", entry.tenant_id, entry.label)
+        console.print(table)
+
+
+class _explained:
+    """Expected failures become one line and exit code 1; anything else is a bug and shows itself."""
+
+    def __enter__(self) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, TinkermeshError):
+            Console(stderr=True).print(f"[bold red]{error.message}", soft_wrap=True)
+            raise typer.Exit(1)
+
+
+def main() -> None:
+    app()

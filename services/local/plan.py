@@ -1,0 +1,170 @@
+"""Settings and addresses in, child processes out: pure, no side effect.
+
+The services' settings are known here by their environment variables only: those are the
+contract, so that local mode imports no other service.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from services.local.addresses import Addresses
+from services.local.settings import LocalSettings
+from services.local.spec import ChildSpec, Readiness, Stage, StopRank
+from services.local.valkey_process import server_command
+
+ENGINE_READY_SECONDS = 300.0
+
+
+def plan(settings: LocalSettings, addresses: Addresses) -> list[ChildSpec]:
+    engines = [trainer(settings, addresses), *([sampler(settings, addresses)] if settings.sampler else [])]
+    return [*control_plane(settings, addresses), *engines]
+
+
+def control_plane(settings: LocalSettings, addresses: Addresses) -> list[ChildSpec]:
+    """Everything but trainers and samplers."""
+    return [
+        valkey(settings, addresses),
+        *(scheduler(settings, addresses, n) for n in range(settings.schedulers)),
+        *(gateway(settings, addresses, n) for n in range(settings.gateways)),
+    ]
+
+
+def valkey(settings: LocalSettings, addresses: Addresses) -> ChildSpec:
+    port = int(addresses.redis.rsplit(":", 1)[1])
+    return ChildSpec(
+        name="redis",
+        command=server_command(settings.host, port, settings.state_dir / "redis"),
+        address=addresses.redis,
+        stage=Stage.STATE,
+        stop_rank=StopRank.REDIS,
+        readiness=Readiness.REDIS_PING,
+        log_file=settings.logs / "redis.log",
+    )
+
+
+def scheduler(settings: LocalSettings, addresses: Addresses, number: int) -> ChildSpec:
+    name = f"scheduler-{number}"
+    return ChildSpec(
+        name=name,
+        command=_service("scheduler"),
+        address=addresses.schedulers[number],
+        stage=Stage.CONTROL,
+        stop_rank=StopRank.SCHEDULER,
+        readiness=Readiness.GRPC_HEALTH,
+        log_file=_log(settings, name),
+        port_file=_port_file(settings, name),
+        environment=_variables(
+            "scheduler",
+            listen=addresses.schedulers[number],
+            replica=name,
+            redis_url=f"redis://{addresses.redis}/0",
+            store_root=settings.store,
+            pepper_file=settings.pepper_file,
+            port_file=_port_file(settings, name),
+        ),
+    )
+
+
+def gateway(settings: LocalSettings, addresses: Addresses, number: int) -> ChildSpec:
+    name = f"gateway-{number}"
+    descriptor = addresses.gateway.fileno()
+    return ChildSpec(
+        name=name,
+        command=_service("gateway"),
+        address=addresses.base_url.removeprefix("http://"),
+        stage=Stage.ENGINES,
+        stop_rank=StopRank.GATEWAY,
+        readiness=Readiness.PORT_FILE,
+        log_file=_log(settings, name),
+        port_file=_port_file(settings, name),
+        inherit=(descriptor,),
+        environment=_variables(
+            "gateway",
+            listen_fd=descriptor,
+            scheduler=",".join(addresses.schedulers),
+            key_file=settings.key_file,
+            pepper_file=settings.pepper_file,
+            port_file=_port_file(settings, name),
+        ),
+    )
+
+
+def trainer(settings: LocalSettings, addresses: Addresses) -> ChildSpec:
+    variables = _variables(
+        "trainer",
+        **_engine(settings, addresses, "trainer"),
+        listen=addresses.trainer,
+        slots=settings.slots,
+        threads=settings.threads,
+    )
+    return ChildSpec(
+        name="trainer",
+        command=_service("trainer"),
+        address=addresses.trainer,
+        stage=Stage.ENGINES,
+        stop_rank=StopRank.TRAINER,
+        readiness=Readiness.GRPC_HEALTH,
+        log_file=_log(settings, "trainer"),
+        port_file=_port_file(settings, "trainer"),
+        environment=variables | _threads(settings.threads),
+        ready_seconds=ENGINE_READY_SECONDS,
+        stop_seconds=60.0,
+    )
+
+
+def sampler(settings: LocalSettings, addresses: Addresses) -> ChildSpec:
+    variables = _variables(
+        "sampler",
+        **_engine(settings, addresses, "sampler"),
+        listen=addresses.sampler,
+        threads=settings.threads,
+    )
+    return ChildSpec(
+        name="sampler",
+        command=_service("sampler"),
+        address=addresses.sampler,
+        stage=Stage.ENGINES,
+        stop_rank=StopRank.SAMPLER,
+        readiness=Readiness.GRPC_HEALTH,
+        log_file=_log(settings, "sampler"),
+        port_file=_port_file(settings, "sampler"),
+        environment=variables | _threads(settings.threads),
+        ready_seconds=ENGINE_READY_SECONDS,
+        stop_seconds=30.0,
+    )
+
+
+def _engine(settings: LocalSettings, addresses: Addresses, name: str) -> dict[str, object]:
+    """What trainer and sampler must agree on."""
+    return {
+        "model_path": settings.model,
+        "base_model": settings.model_name,
+        "aliases": settings.model if settings.model_name != str(settings.model) else "",
+        "store_root": settings.store,
+        "schedulers": ",".join(addresses.schedulers),
+        "max_context": settings.max_context,
+        "max_rank": settings.max_rank,
+        "port_file": _port_file(settings, name),
+    }
+
+
+def _service(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", f"services.{name}")
+
+
+def _variables(service: str, **values: object) -> dict[str, str]:
+    return {f"TINKERMESH_{service.upper()}_{name.upper()}": str(value) for name, value in values.items()}
+
+
+def _threads(count: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(count), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+
+
+def _log(settings: LocalSettings, name: str) -> Path:
+    return settings.logs / f"{name}.log"
+
+
+def _port_file(settings: LocalSettings, name: str) -> Path:
+    return settings.run_dir / f"{name}.port"

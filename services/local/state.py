@@ -1,0 +1,41 @@
+"""The state directory: made ready, locked against a second mesh, with a key in it."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import IO
+
+from services.common.errors import InvalidInput
+from services.common.keyring import Keyring, load_pepper
+from services.local.settings import LocalSettings
+
+DEFAULT_KEY = "tml-local"
+
+
+def prepare(settings: LocalSettings) -> IO[str]:
+    """Directories, pepper and default key; answers the lock, held until it is closed.
+
+    Raises InvalidInput when another mesh runs on this directory.
+    """
+    for directory in (settings.store, settings.logs, settings.run_dir, settings.state_dir / "redis"):
+        directory.mkdir(parents=True, exist_ok=True)
+    lock = _lock(settings.state_dir / "lock")
+    keyring(settings.key_file, settings.pepper_file).add(DEFAULT_KEY, label="local default")
+    for log in settings.logs.glob("*.log"):
+        log.replace(log.with_suffix(".log.1"))
+    return lock
+
+
+def keyring(key_file: Path, pepper_file: Path) -> Keyring:
+    return Keyring(key_file, load_pepper(pepper_file, create=True))
+
+
+def _lock(path: Path) -> IO[str]:
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise InvalidInput(f"--state-dir: another mesh runs on {path.parent}; stop it or choose another") from error
+    return file

@@ -1,0 +1,97 @@
+"""The plan is pure: settings and addresses in, child processes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.common.errors import InvalidInput
+from services.common.keyring import Keyring, load_pepper
+from services.local import addresses, state
+from services.local.plan import plan
+from services.local.settings import LocalSettings
+from services.local.spec import ChildSpec, Stage, StopRank
+
+
+def settings(tmp_path: Path, **options: object) -> LocalSettings:
+    fields: dict[str, object] = {
+        "model": Path("/models/m"), "model_name": "org/m", "state_dir": tmp_path / "state", "port": 0,
+        "redis_port": 0, "scheduler_port": 0, "trainer_port": 0, "sampler_port": 0,
+    }  # fmt: skip
+    return LocalSettings(**{**fields, **options})  # type: ignore[arg-type]
+
+
+def planned(tmp_path: Path, **options: object) -> dict[str, ChildSpec]:
+    chosen = settings(tmp_path, **options)
+    reserved = addresses.reserve(chosen)
+    with reserved.gateway:
+        return {spec.name: spec for spec in plan(chosen, reserved)}
+
+
+def test_replicas_have_names_ports_and_port_files_of_their_own(tmp_path: Path) -> None:
+    specs = planned(tmp_path, gateways=2, schedulers=3)
+    schedulers = [specs[f"scheduler-{n}"] for n in range(3)]
+    assert len({spec.address for spec in schedulers}) == 3
+    assert len({spec.port_file for spec in specs.values() if spec.port_file}) == len(specs) - 1
+    listed = ",".join(spec.address for spec in schedulers)
+    assert specs["gateway-1"].environment["TINKERMESH_GATEWAY_SCHEDULER"] == listed
+    assert specs["trainer"].environment["TINKERMESH_TRAINER_SCHEDULERS"] == listed
+
+
+def test_gateway_replicas_inherit_one_listening_socket(tmp_path: Path) -> None:
+    specs = planned(tmp_path, gateways=2)
+    descriptors = {specs[name].environment["TINKERMESH_GATEWAY_LISTEN_FD"] for name in ("gateway-0", "gateway-1")}
+    assert len(descriptors) == 1
+    assert specs["gateway-0"].inherit == specs["gateway-1"].inherit != ()
+
+
+def test_trainer_and_sampler_agree_on_the_pool(tmp_path: Path) -> None:
+    specs = planned(tmp_path)
+    for field in ("MODEL_PATH", "BASE_MODEL", "ALIASES", "STORE_ROOT", "MAX_CONTEXT", "MAX_RANK"):
+        trainer = specs["trainer"].environment[f"TINKERMESH_TRAINER_{field}"]
+        assert trainer == specs["sampler"].environment[f"TINKERMESH_SAMPLER_{field}"]
+
+
+def test_state_starts_first_and_stops_last(tmp_path: Path) -> None:
+    specs = planned(tmp_path)
+    assert [n for n, spec in specs.items() if spec.stage is Stage.STATE] == ["redis"]
+    assert max(specs.values(), key=lambda spec: spec.stop_rank).name == "redis"
+    assert min(specs.values(), key=lambda spec: spec.stop_rank).stop_rank is StopRank.GATEWAY
+
+
+def test_redis_acknowledges_only_what_is_on_disk_and_evicts_nothing(tmp_path: Path) -> None:
+    command = planned(tmp_path)["redis"].command
+    assert command[command.index("--appendfsync") + 1] == "always"
+    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
+
+
+def test_no_sampler_leaves_it_out(tmp_path: Path) -> None:
+    assert "sampler" not in planned(tmp_path, sampler=False)
+
+
+def test_taken_port_is_refused_naming_the_option(tmp_path: Path) -> None:
+    taken = addresses.listen("127.0.0.1", 0)
+    port = taken.getsockname()[1]
+    with pytest.raises(InvalidInput, match=f"--redis-port: 127.0.0.1:{port} cannot be used"):
+        addresses.reserve(settings(tmp_path, redis_port=port))
+    taken.close()
+
+
+def test_default_key_is_admitted_and_stored_only_as_a_digest_SEC(tmp_path: Path) -> None:
+    chosen = settings(tmp_path)
+    lock = state.prepare(chosen)
+    ring = Keyring(chosen.key_file, load_pepper(chosen.pepper_file))
+    assert ring.tenant_of(state.DEFAULT_KEY)
+    assert state.DEFAULT_KEY not in chosen.key_file.read_text()
+    assert chosen.pepper_file.stat().st_mode & 0o077 == 0
+    lock.close()
+
+
+def test_second_mesh_on_one_state_directory_is_refused(tmp_path: Path) -> None:
+    chosen = settings(tmp_path)
+    lock = state.prepare(chosen)
+    with pytest.raises(InvalidInput, match="another mesh runs"):
+        state.prepare(chosen)
+    lock.close()
+    state.prepare(chosen).close()
