@@ -1,0 +1,94 @@
+"""Results as the gateway gets them: one serialized v1.Result, put together from what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tinkermesh.v1 import types_pb2 as types
+
+from services.common.errors import ContractViolation, Forbidden, Gone, Pending, UnknownId
+from services.common.ids import RequestId, parse_request_id
+from services.scheduler.store.requests import Head, RequestReader, ResultParts
+
+INLINE_BYTES = 32 << 10
+
+
+class Results:
+    """Reads results with ownership checked."""
+
+    def __init__(self, reader: RequestReader) -> None:
+        self._reader = reader
+
+    async def whole(self, request_id: str, tenant_id: str) -> bytes:
+        """A settled request's serialized v1.Result. Raises Gone, Forbidden, Pending."""
+        request = _parsed(request_id)
+        head = (await self._reader.heads([request]))[0]
+        if head is None:
+            raise Gone(f"request_id {request_id} is unknown or its result has expired")
+        if head.tenant_id != tenant_id:
+            raise Forbidden(f"request_id {request_id} belongs to another tenant")
+        if not head.settled:
+            raise Pending(f"request_id {request_id} is not settled yet")
+        parts = (await self._reader.results([request]))[0]
+        return await self._assemble(request, parts)
+
+    async def small(self, requests: Sequence[tuple[RequestId, Head]]) -> dict[RequestId, types.Result]:
+        """The inline results among settled `requests`; what is missing is fetched by `whole`."""
+        wanted = [request for request, head in requests if 0 < head.result_bytes <= INLINE_BYTES]
+        parts = await self._reader.results(wanted)
+        found = ((request, part) for request, part in zip(wanted, parts, strict=True) if not part.upload)
+        return {request: _stored(request, part) for request, part in found}
+
+    async def _assemble(self, request: RequestId, parts: ResultParts) -> bytes:
+        if not parts.upload:
+            return parts.whole or _stored(request, parts).SerializeToString()
+        segments = await self._reader.segments(request.pool, parts.upload, parts.segments)
+        if None in segments:
+            raise Gone(f"request_id {request}: its result has expired")
+        return b"".join(segment for segment in segments if segment is not None)
+
+
+def _parsed(request_id: str) -> RequestId:
+    try:
+        return parse_request_id(request_id)
+    except UnknownId as error:
+        raise Gone(error.message) from error
+
+
+def _stored(request: RequestId, parts: ResultParts) -> types.Result:
+    if parts.whole is not None:
+        return types.Result.FromString(parts.whole)
+    if not parts.batch:
+        raise ContractViolation(f"request {request} is settled without a result")
+    return types.Result(batch=join_batches([types.BatchResult.FromString(parts.batch[i]) for i in sorted(parts.batch)]))
+
+
+def join_batches(parts: Sequence[types.BatchResult]) -> types.BatchResult:
+    """One result out of parts in the request's own datum order; losses add up."""
+    whole = types.BatchResult(loss_sum=sum(part.loss_sum for part in parts))
+    for part in parts:
+        whole.datum_losses.extend(part.datum_losses)
+        whole.lengths.extend(part.lengths)
+        whole.widths.extend(part.widths)
+    whole.logprobs = b"".join(part.logprobs for part in parts)
+    whole.metrics.update(join_metrics([(part.metrics, len(part.lengths)) for part in parts]))
+    return whole
+
+
+def join_metrics(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
+    """Metrics named ``what:reduction``: sums add, means weigh by datums, min and max choose."""
+    names = dict.fromkeys(name for metrics, _ in parts for name in metrics)
+    return {name: _reduce(name, [(m[name], n) for m, n in parts if name in m]) for name in names}
+
+
+def _reduce(name: str, values: Iterable[tuple[float, int]]) -> float:
+    numbers, weights = zip(*values, strict=True)
+    reduction = name.rpartition(":")[2]
+    if reduction == "sum":
+        return float(sum(numbers))
+    if reduction == "mean":
+        total = sum(weights) or 1
+        return float(sum(number * weight for number, weight in zip(numbers, weights, strict=True)) / total)
+    if reduction in ("min", "max"):
+        return float(min(numbers) if reduction == "min" else max(numbers))
+    return float(next(iter(numbers)))

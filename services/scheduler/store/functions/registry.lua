@@ -1,0 +1,72 @@
+-- Which trainers and samplers live in a pool. An entry not renewed for a while is dead; the
+-- reader decides by the age that `registry_list` returns.
+
+local FORGET_MS = 600000
+
+local function publish_ready(prefix, kind)
+  local pool = string.match(prefix, '{p:(.+)}$')
+  redis.call('PUBLISH', 'tm:ready:' .. pool, kind)
+end
+
+local function forget_old(key, now)
+  local entries = redis.call('HGETALL', key)
+  for i = 1, #entries, 2 do
+    local seen = tonumber(cjson.decode(entries[i + 1]).seen_ms)
+    if now - seen > FORGET_MS then redis.call('HDEL', key, entries[i]) end
+  end
+end
+
+-- KEYS: pool prefix. ARGV: trainers|samplers, id, incarnation, registration (text), train|sample.
+-- Answers 1 when this incarnation is new; the lease holder is woken then.
+register('registry_renew', function(keys, args)
+  local key = keys[1] .. ':' .. args[1]
+  local now = now_ms()
+  local held = redis.call('HGET', key, args[2])
+  local since = int(now)
+  local fresh = 1
+  if held then
+    local entry = cjson.decode(held)
+    if entry.incarnation == args[3] then
+      since = entry.since_ms
+      fresh = 0
+    end
+  end
+  local entry = { incarnation = args[3], since_ms = since, seen_ms = int(now), registration = args[4] }
+  redis.call('HSET', key, args[2], cjson.encode(entry))
+  if fresh == 1 then
+    forget_old(key, now)
+    publish_ready(keys[1], args[5])
+  end
+  return fresh
+end)
+
+-- KEYS: pool prefix. ARGV: trainers|samplers. Answers {now, {id, entry, …}, {draining ids}}.
+register('registry_list', function(keys, args)
+  local members = redis.call('HGETALL', keys[1] .. ':' .. args[1])
+  local draining = redis.call('SMEMBERS', keys[1] .. ':draining')
+  return { int(now_ms()), members, draining }
+end)
+
+-- KEYS: pool prefix. ARGV: the facts as they were read ('' = none), the new ones.
+-- Answers 1 when they were replaced, 0 when somebody else was faster.
+register('registry_set_facts', function(keys, args)
+  local key = keys[1] .. ':facts'
+  local current = redis.call('GET', key) or ''
+  if current ~= args[1] then return 0 end
+  redis.call('SET', key, args[2])
+  return 1
+end)
+
+-- KEYS: pool prefix. ARGV: trainer id, 1 = drain, 0 = resume.
+register('registry_drain', function(keys, args)
+  if redis.call('HEXISTS', keys[1] .. ':trainers', args[1]) == 0 then
+    return refuse('unknown_id', 'trainer_id ' .. args[1] .. ' is not registered in this pool')
+  end
+  if args[2] == '1' then
+    redis.call('SADD', keys[1] .. ':draining', args[1])
+  else
+    redis.call('SREM', keys[1] .. ':draining', args[1])
+    publish_ready(keys[1], 'train')
+  end
+  return 1
+end)

@@ -1,0 +1,99 @@
+"""Reading request rows and results: training commands and samples alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from tinkermesh.v1 import types_pb2 as types
+
+from services.common.ids import RequestId
+from services.scheduler.store import keys
+from services.scheduler.store.outages import reaching_redis
+
+_HEAD = ("request_id", "tenant", "state", "expires_ms", "result_bytes", "op", "kind", "parent", "seq")
+SETTLED_STATES = ("done", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What decides how a request is answered; ages by Redis TIME."""
+
+    tenant_id: str
+    state: str
+    result_bytes: int
+    op: str
+    kind: str
+    parent: str
+    seq: int
+
+    @property
+    def settled(self) -> bool:
+        return self.state in SETTLED_STATES
+
+
+class RequestReader:
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast("Any", redis)
+
+    async def heads(self, requests: Sequence[RequestId]) -> list[Head | None]:
+        """One pipeline; None where the id never existed, is of an earlier generation, or has expired."""
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.time()
+            for request in requests:
+                pipe.hmget(keys.req(request.pool, request.key), _HEAD)
+            (seconds, micros), *rows = await pipe.execute()
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        return [_head(request, row, now_ms) for request, row in zip(requests, rows, strict=True)]
+
+    async def results(self, requests: Sequence[RequestId]) -> list[ResultParts]:
+        """One pipeline; the stored forms of results, to be put together by services/scheduler/results.py."""
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            for request in requests:
+                pipe.hmget(keys.req(request.pool, request.key), ("result", "result_upload", "result_segments"))
+                pipe.hgetall(keys.outputs(request.pool, request.key))
+            answers = await pipe.execute() if requests else []
+        return [_parts(row, outputs) for row, outputs in zip(answers[::2], answers[1::2], strict=True)]
+
+    async def segments(self, pool: str, upload: str, count: int) -> list[bytes | None]:
+        with reaching_redis():
+            found: list[bytes | None] = await self._redis.mget([keys.payload(pool, upload, i) for i in range(count)])
+        return found
+
+    async def command(self, request: RequestId) -> types.Command | None:
+        with reaching_redis():
+            data = await self._redis.hget(keys.req(request.pool, request.key), "command")
+        return None if data is None else types.Command.FromString(data)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultParts:
+    """`whole` is a serialized v1.Result; else it lies in `upload`'s segments, or in batch parts."""
+
+    whole: bytes | None
+    upload: str
+    segments: int
+    batch: dict[int, bytes]  # first datum index -> serialized v1.BatchResult
+
+
+def _head(request: RequestId, row: Sequence[bytes | None], now_ms: int) -> Head | None:
+    text = [(value or b"").decode() for value in row]
+    request_id, tenant, state, expires, size, op, kind, parent, seq = text
+    expired = 0 < int(expires or 0) <= now_ms
+    if request_id != str(request) or expired:
+        return None
+    return Head(tenant, state, int(size or 0), op, kind, parent, int(seq or 0))
+
+
+def _parts(row: Sequence[bytes | None], outputs: dict[bytes, bytes]) -> ResultParts:
+    whole, upload, segments = row
+    return ResultParts(
+        whole=whole,
+        upload=(upload or b"").decode(),
+        segments=int(segments or 0),
+        batch={int(first): part for first, part in outputs.items()},
+    )

@@ -1,0 +1,129 @@
+"""Sessions in Redis: rows, the directory of their children, and the control plane's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+from redis.asyncio import Redis
+
+from services.scheduler.store import keys
+from services.scheduler.store.functions import Functions
+from services.scheduler.store.outages import reaching_redis
+
+Children = Literal["models", "samplers"]
+
+
+class Tick(NamedTuple):
+    sweeps: bool  # this replica looks for dead sessions now
+    now_ms: int
+    credited_ms: int  # every lease just got this much back
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    session_id: str
+    tenant_id: str
+    state: str
+    beat_ms: int
+    sdk_version: str
+    end_reason: str
+
+
+class SessionStore:
+    def __init__(self, redis: Redis, functions: Functions) -> None:
+        self._redis = cast("Any", redis)
+        self._call = functions.call
+
+    async def session_of_key(self, tenant_id: str, key_hash: str, proposed: str, keep_ms: int) -> str:
+        """The session id this (tenant, idempotency key) made; `proposed` becomes it when there is none."""
+        name = keys.session_key(tenant_id, key_hash)
+        with reaching_redis():
+            held = await self._redis.set(name, proposed, nx=True, get=True, px=keep_ms)
+        return held.decode() if held else proposed
+
+    async def create(self, session_id: str, tenant_id: str, fields: Mapping[str, str]) -> None:
+        flat = [part for item in fields.items() for part in item]
+        now = await self._call("session_create", [keys.session_prefix(session_id)], tenant_id, *flat)
+        await self._index(session_id, int(now))
+
+    async def beat(self, session_id: str, tenant_id: str) -> None:
+        """Raises Gone, Forbidden."""
+        now = await self._call("session_beat", [keys.session_prefix(session_id)], tenant_id)
+        await self._index(session_id, int(now))
+
+    async def claim(self, session_id: str, tenant_id: str, children: Children, seq_id: int, value: str) -> str:
+        """Write-once: the value that holds under `seq_id`. Raises Gone, Forbidden, UnknownId (ended)."""
+        held = await self._call(
+            "session_claim", [keys.session_prefix(session_id)], children, tenant_id, str(seq_id), value
+        )
+        return cast("bytes", held).decode()
+
+    async def child(self, session_id: str, children: Children, seq_id: int) -> str | None:
+        with reaching_redis():
+            held = await self._redis.hget(f"{keys.session_prefix(session_id)}:{children}", str(seq_id))
+        return None if held is None else held.decode()
+
+    async def children(self, session_id: str, children: Children) -> list[str]:
+        """Pools of a session's models, or its sampling session ids; each once."""
+        with reaching_redis():
+            values = await self._redis.hvals(f"{keys.session_prefix(session_id)}:{children}")
+        return sorted({value.decode() for value in values})
+
+    async def finish(self, session_id: str, tenant_id: str, detail: str) -> str:
+        """The state before. Until it is `forget`-ten, a sweeper completes what this replica may not."""
+        before = await self._call("session_finish", [keys.session_prefix(session_id)], tenant_id, detail)
+        with reaching_redis():
+            await self._redis.zadd(keys.SESSIONS, {session_id: 0})
+        return cast("bytes", before).decode()
+
+    async def expire(self, session_id: str, last_beat_ms: int, reason: str) -> tuple[str, int]:
+        """(state now, latest beat): ``open`` when it has beaten after `last_beat_ms`."""
+        state, beat = await self._call("session_expire", [keys.session_prefix(session_id)], str(last_beat_ms), reason)
+        return cast("bytes", state).decode(), int(beat)
+
+    async def silent_since(self, before_ms: int, limit: int) -> list[tuple[str, int]]:
+        """(session id, last beat plus credit) of sessions whose last sign lies before `before_ms`."""
+        with reaching_redis():
+            found = await self._redis.zrange(
+                keys.SESSIONS, "-inf", f"({before_ms}", byscore=True, offset=0, num=limit, withscores=True
+            )
+        return [(name.decode(), int(score)) for name, score in cast("Sequence[tuple[bytes, float]]", found)]
+
+    async def beat_again(self, session_id: str, beat_ms: int) -> None:
+        await self._index(session_id, beat_ms)
+
+    async def forget(self, session_id: str, keep_ms: int) -> None:
+        """All children are closed: the session leaves the index; its rows stay `keep_ms` longer."""
+        await self._call("session_retire", [keys.session_prefix(session_id)], keep_ms)
+        with reaching_redis():
+            await self._redis.zrem(keys.SESSIONS, session_id)
+
+    async def tick(self, replica: str, *, front: bool, silence_ms: int, outage_ms: int, grace_ms: int) -> Tick:
+        sweeps, now, credit = await self._call(
+            "session_tick", [keys.CLOCK, keys.SESSIONS], replica, int(front), silence_ms, outage_ms, grace_ms
+        )
+        return Tick(bool(sweeps), int(now), int(credit))
+
+    async def stop_sweeping(self, replica: str) -> None:
+        await self._call("session_stop_sweeping", [keys.CLOCK], replica)
+
+    async def row(self, session_id: str) -> SessionRow | None:
+        names = ("tenant", "state", "beat_ms", "sdk_version", "end_reason")
+        with reaching_redis():
+            values = await self._redis.hmget(keys.session(session_id), names)
+        if values[0] is None:
+            return None
+        tenant, state, beat, version, reason = ((value or b"").decode() for value in values)
+        return SessionRow(session_id, tenant, state, int(beat or 0), version, reason)
+
+    async def latest(self, limit: int) -> list[str]:
+        """Ids of indexed sessions, the latest beat first."""
+        with reaching_redis():
+            found = await self._redis.zrange(keys.SESSIONS, 0, limit - 1, desc=True)
+        return [name.decode() for name in found]
+
+    async def _index(self, session_id: str, beat_ms: int) -> None:
+        with reaching_redis():
+            await self._redis.zadd(keys.SESSIONS, {session_id: beat_ms}, gt=True)
