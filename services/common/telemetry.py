@@ -105,6 +105,25 @@ def span(
         yield
 
 
+@contextmanager
+def server_span(name: str, headers: Mapping[str, str], attributes: Attributes | None = None) -> Iterator[None]:
+    """A server span around the block, continuing the W3C trace context in `headers` (lower-case names)."""
+    if not enabled():
+        yield
+        return
+    carrier = {key: headers[key] for key in ("traceparent", "tracestate") if key in headers}
+    tracer = trace.get_tracer("tinkermesh")
+    with tracer.start_as_current_span(
+        name, context=_propagator.extract(carrier), kind=trace.SpanKind.SERVER, attributes=dict(attributes or {})
+    ):
+        yield
+
+
+def annotate(attributes: Attributes) -> None:
+    """Attributes that became known only inside the current span."""
+    trace.get_current_span().set_attributes(dict(attributes))
+
+
 def record_span(
     name: str, parent: str, start_unix_ms: int, end_unix_ms: int, attributes: Attributes, links: Sequence[str] = ()
 ) -> None:
