@@ -5,6 +5,7 @@
     │   ├── InvalidInput          400  INVALID_ARGUMENT    a field has a wrong value
     │   ├── KeyConflict           400  INVALID_ARGUMENT    idempotency key used with another payload
     │   ├── ModelClosed           400  FAILED_PRECONDITION the model no longer takes commands
+    │   ├── InUse                 400  FAILED_PRECONDITION held by queued or running work
     │   ├── UnknownId             400  NOT_FOUND           no such model, session, sampler
     │   ├── Unauthenticated       401  UNAUTHENTICATED
     │   ├── Forbidden             403  PERMISSION_DENIED   another tenant's
@@ -60,6 +61,11 @@ class KeyConflict(UserError):
 
 class ModelClosed(UserError):
     code = "model_closed"
+    grpc_status = StatusCode.FAILED_PRECONDITION
+
+
+class InUse(UserError):
+    code = "in_use"
     grpc_status = StatusCode.FAILED_PRECONDITION
 
 

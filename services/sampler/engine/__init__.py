@@ -1,0 +1,1 @@
+"""The only part of the sampler that knows vLLM and torch."""

@@ -1,0 +1,147 @@
+"""The Engine port on vLLM, in this process."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import cast
+
+import vllm
+from vllm import SamplingParams
+from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from services.common.errors import InvalidInput
+from services.sampler.engine import prompt_logprobs, zero_adapter
+from services.sampler.engine.config import EngineConfig, engine_args
+from services.sampler.engine.driver import EngineDriver
+from services.sampler.engine.outputs import generated_sequence
+from services.sampler.ports import EngineAdapter, EngineDead, GeneratedSequence, SequenceRequest
+
+log = logging.getLogger(__name__)
+
+
+class VllmSteps:
+    """vLLM's synchronous engine as the driver's thread sees it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.engine = LLMEngine.from_engine_args(engine_args(config))
+        self.engine.collective_rpc(prompt_logprobs.install)
+        self._ids: dict[str, str] = {}
+
+    def unfinished(self) -> bool:
+        return bool(self.engine.has_unfinished_requests())
+
+    def step(self) -> list[tuple[str, RequestOutput]]:
+        return [(output.request_id, output) for output in self.engine.step() if output.finished]
+
+    def abort(self, sequence_id: str) -> None:
+        self.engine.abort_request([sequence_id])
+
+    def close(self) -> None:
+        self.engine.engine_core.shutdown()
+
+    def submit(self, request: SequenceRequest, base: EngineAdapter) -> None:
+        self.engine.add_request(
+            request.sequence_id,
+            tokens_input(request.prompt),
+            sampling_params(request),
+            lora_request=lora_request(request.adapter or base),
+        )
+
+    def add_adapter(self, adapter: EngineAdapter) -> None:
+        try:
+            self.engine.add_lora(lora_request(adapter))
+        except Exception:
+            # A failure in activation leaves the id registered, in a buffer.
+            self.engine.remove_lora(adapter.engine_id)
+            raise
+
+    def counts(self) -> tuple[int, int]:
+        scheduler = self.engine.engine_core.engine_core.scheduler
+        return cast("tuple[int, int]", scheduler.get_request_counts())
+
+
+def lora_request(adapter: EngineAdapter) -> LoRARequest:
+    # The prefix cache is keyed by name and path: with the id in the name no load can ever
+    # meet blocks of another one.
+    return LoRARequest(f"{adapter.name}#{adapter.engine_id}", adapter.engine_id, str(adapter.directory))
+
+
+def sampling_params(request: SequenceRequest) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=request.seed,
+        stop=list(request.stop_strings),
+        stop_token_ids=list(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        include_stop_str_in_output=True,
+        # Only stop strings need text; they may hold special tokens.
+        detokenize=bool(request.stop_strings),
+        skip_special_tokens=False,
+        logprobs=request.topk,
+        prompt_logprobs=request.prompt_topk,
+        flat_logprobs=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+class VllmEngine:
+    """Start with `await start()`, end with `await stop()`."""
+
+    description = f"vllm {vllm.__version__}"
+
+    def __init__(self, config: EngineConfig, stall_seconds: float) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="tinkermesh-base-")
+        self._config = config
+        self._base = zero_adapter.base_adapter(Path(self._scratch.name))
+        self._driver = EngineDriver(self._build, stall_seconds)
+        self._steps: VllmSteps
+
+    async def start(self) -> None:
+        """Raises what the engine's start raised."""
+        await self._driver.start()
+        log.info("engine %s is ready", self.description)
+
+    async def stop(self, timeout_seconds: float) -> bool:
+        ended = await self._driver.stop(timeout_seconds)
+        self._scratch.cleanup()
+        return ended
+
+    def counts(self) -> tuple[int, int]:
+        return self._steps.counts()
+
+    async def add_adapter(self, adapter: EngineAdapter) -> None:
+        try:
+            await self._driver.call(lambda: self._steps.add_adapter(adapter))
+        except EngineDead:
+            raise
+        except Exception as error:
+            raise InvalidInput(f"adapter {adapter.name} cannot be loaded: {error}") from error
+
+    async def remove_adapter(self, adapter: EngineAdapter) -> None:
+        await self._driver.call(lambda: self._steps.engine.remove_lora(adapter.engine_id))
+
+    async def generate(self, request: SequenceRequest) -> GeneratedSequence:
+        try:
+            output = await self._driver.run(request.sequence_id, lambda: self._steps.submit(request, self._base))
+        except (ValueError, TypeError) as error:  # how vLLM refuses a request
+            raise InvalidInput(f"the engine refuses the request: {error}") from error
+        return generated_sequence(request, cast("RequestOutput", output))
+
+    async def wait_dead(self) -> EngineDead:
+        return await self._driver.wait_dead()
+
+    def _build(self) -> VllmSteps:
+        zero_adapter.write_zero_adapter(self._config.model, self._base.directory)
+        self._steps = VllmSteps(self._config)
+        self._steps.add_adapter(self._base)
+        self._steps.engine.pin_lora(self._base.engine_id)
+        return self._steps

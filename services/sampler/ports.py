@@ -1,0 +1,100 @@
+"""The port between the sampler's service half and its engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from services.common.datum_blocks import Float32, Int32
+from services.common.errors import Unavailable
+
+MASK_LOGPROB = np.float32(-99999.0)
+"""Stands for "no such alternative", with token 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAdapter:
+    """One load of one adapter version: `engine_id` is never used for anything else."""
+
+    name: str
+    engine_id: int
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRequest:
+    """One sequence to generate; seed None = drawn by the engine."""
+
+    sequence_id: str
+    adapter: EngineAdapter | None
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stop_strings: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    topk: int
+    prompt_topk: int | None
+    """None = the prompt is not scored; k = its logprobs and k alternatives per position."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopkRows:
+    """token_ids int32 [L, k], logprobs float32 [L, k]; best first, padded with (0, MASK_LOGPROB)."""
+
+    token_ids: Int32
+    logprobs: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSequence:
+    """tokens int32 [L] with the stop token, logprobs float32 [L] of the distribution sampled from.
+
+    finish is "stop" or "length"; anything else means the sequence is not complete.
+    prompt_logprobs float32 [P], raw (temperature 1, nothing masked), NaN at 0.
+    """
+
+    tokens: Int32
+    logprobs: Float32
+    finish: str
+    topk: TopkRows | None
+    prompt_logprobs: Float32 | None
+    prompt_topk: TopkRows | None
+    cached_tokens: int
+
+
+class EngineDead(Unavailable):
+    """The engine is gone; the process must be replaced."""
+
+    code = "engine_dead"
+
+
+class Engine(Protocol):
+    """Every method may raise EngineDead."""
+
+    @property
+    def description(self) -> str: ...
+
+    def counts(self) -> tuple[int, int]:
+        """Sequences (in the engine's batch, waiting)."""
+        ...
+
+    async def add_adapter(self, adapter: EngineAdapter) -> None:
+        """Raises InvalidInput when the engine refuses it; then nothing of it is left."""
+        ...
+
+    async def remove_adapter(self, adapter: EngineAdapter) -> None: ...
+
+    async def generate(self, request: SequenceRequest) -> GeneratedSequence:
+        """Raises InvalidInput for a request the engine refuses. Cancelling frees its resources."""
+        ...
+
+    async def wait_dead(self) -> EngineDead:
+        """Returns, with the cause, when the engine has died."""
+        ...

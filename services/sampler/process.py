@@ -1,0 +1,163 @@
+"""The sampler's process: engine, service, registration, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from tinkermesh.v1 import sampler_pb2_grpc as pb_grpc
+from tinkermesh.v1.types_pb2 import PoolFacts
+
+from services.common.grpc_server import GrpcServer
+from services.sampler.adapter_files import AdapterFiles
+from services.sampler.adapter_table import AdapterTable
+from services.sampler.facts import pool_facts
+from services.sampler.ports import Engine
+from services.sampler.registration import register_for_ever, registration
+from services.sampler.runs import SampleRuns
+from services.sampler.sampling import Sampling
+from services.sampler.sampling_plan import Limits
+from services.sampler.server import SERVICE, SamplerServicer, describe
+from services.sampler.settings import Settings
+from services.sampler.tensor_shapes import base_linear_shapes
+
+log = logging.getLogger(__name__)
+
+ENGINE_STOP_SECONDS = 10.0
+CLOSE_SECONDS = 1.0
+
+
+class StartableEngine(Engine, Protocol):
+    async def start(self) -> None:
+        """Raises what keeps the engine from starting."""
+        ...
+
+    async def stop(self, timeout_seconds: float) -> bool:
+        """False when it did not end in time."""
+        ...
+
+
+EngineFactory = Callable[[Settings, PoolFacts], StartableEngine]
+
+
+async def serve(settings: Settings, make_engine: EngineFactory) -> None:
+    """Until SIGTERM or SIGINT. Raises the cause of any other end."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    facts = await asyncio.to_thread(pool_facts, settings)
+    engine = make_engine(settings, facts)
+    if not await _started(engine, stop):
+        return
+    try:
+        await SamplerProcess(settings, engine, facts).serve(stop)
+    finally:
+        if not await engine.stop(ENGINE_STOP_SECONDS):
+            log.error("the engine did not stop within %g s", ENGINE_STOP_SECONDS)
+
+
+async def _started(engine: StartableEngine, stop: asyncio.Event) -> bool:
+    """False when the stop signal came first: a start cannot be cancelled, but left alone."""
+    starting = asyncio.create_task(engine.start())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not starting.done():
+        starting.cancel()
+        return False
+    starting.result()
+    return True
+
+
+class SamplerProcess:
+    """The service around a started engine."""
+
+    def __init__(self, settings: Settings, engine: Engine, facts: PoolFacts) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._facts = facts
+        self._adapters = _adapter_table(engine, settings)
+        sampling = Sampling(
+            engine,
+            self._adapters,
+            Limits.of(facts, settings.max_topk),
+            max_waiting=settings.max_waiting,
+            timeout_seconds=settings.sample_timeout_seconds,
+        )
+        self._runs = SampleRuns(sampling.run, settings.orphan_seconds)
+        self._server = GrpcServer([SERVICE])
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Until `stop`. Raises EngineDead, or InvalidInput when the pool refuses this sampler."""
+        address = await self._start()
+        watched: list[asyncio.Task[Any]] = [asyncio.create_task(self._raise_when_dead())]
+        for target in self._settings.scheduler_targets:
+            request = registration(self._description, address)
+            watched.append(asyncio.create_task(register_for_ever(target, request)))
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([stopped, *watched], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (stopped, *watched):
+                task.cancel()
+            await self._end()
+
+    async def _start(self) -> str:
+        """The advertised address; serving when it returns."""
+        settings = self._settings
+        host = settings.listen.rsplit(":", 1)[0]
+        incarnation = uuid.uuid4().hex
+        self._description = describe(
+            settings.sampler_id,
+            incarnation,
+            self._facts,
+            settings.max_adapters,
+            settings.max_running,
+            self._engine.description,
+        )
+        self._servicer = SamplerServicer(self._description, self._engine, self._adapters, self._runs)
+        pb_grpc.add_SamplerServicer_to_server(self._servicer, self._server.server)
+        port = await self._server.start(settings.listen)
+        address = settings.advertise or f"{host}:{port}"
+        if not self._description.sampler_id:
+            self._description.sampler_id = f"sampler-{self._facts.pool}-{address}"
+        if settings.port_file:
+            write_port(Path(settings.port_file), port)
+        log.info("serving pool %s at %s", self._facts.pool, address)
+        return address
+
+    async def _raise_when_dead(self) -> None:
+        raise await self._engine.wait_dead()
+
+    async def _end(self) -> None:
+        """No new samples, running ones finish or are aborted, then the port closes."""
+        self._servicer.stopping = True
+        await self._server.set_serving(False)
+        await self._runs.drain(self._settings.drain_seconds)
+        await self._server.stop(CLOSE_SECONDS)
+
+
+def write_port(path: Path, port: int) -> None:
+    """Atomically, so that a reader sees the whole number or nothing."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.write_text(f"{port}\n")
+    scratch.replace(path)
+
+
+def _adapter_table(engine: Engine, settings: Settings) -> AdapterTable:
+    return AdapterTable(
+        engine,
+        AdapterFiles(base_linear_shapes(Path(settings.model_path)), settings.max_rank),
+        Path(settings.store_root),
+        settings.max_adapters,
+        load_timeout_seconds=settings.load_timeout_seconds,
+        place_timeout_seconds=settings.place_timeout_seconds,
+    )

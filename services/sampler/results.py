@@ -1,0 +1,84 @@
+"""From generated sequences to the SampleResult that is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tinkermesh.v1.types_pb2 import SampleBody, SampledSequence, SampleResult, TopkTable
+
+from services.common.datum_blocks import Float32
+from services.common.errors import InvalidInput, ServerError, Unavailable
+from services.sampler.ports import MASK_LOGPROB, GeneratedSequence, TopkRows
+
+
+def build_result(body: SampleBody, sequences: Sequence[GeneratedSequence]) -> SampleResult:
+    """Raises Unavailable for an incomplete sequence: it never counts as a finished sample."""
+    for sequence in sequences:
+        check_sequence(sequence)
+    first = sequences[0]
+    result = SampleResult(
+        sequences=[_sampled(sequence) for sequence in sequences], prompt_cache_hit_tokens=first.cached_tokens
+    )
+    skip = _unscored(body)
+    if body.prompt_logprobs:
+        result.prompt_logprobs = _prompt_scores(first, skip).tobytes()
+    if body.topk_prompt_logprobs:
+        result.topk_prompt_logprobs.CopyFrom(_table(_prompt_rows(first, skip)))
+    return result
+
+
+def check_sequence(sequence: GeneratedSequence) -> None:
+    if sequence.finish not in ("stop", "length"):
+        raise Unavailable(f"stage generating: the engine ended a sequence with {sequence.finish!r}; retry")
+    if len(sequence.tokens) == 0 or len(sequence.tokens) != len(sequence.logprobs):
+        raise ServerError(
+            f"stage generating: the engine gave {len(sequence.tokens)} tokens and {len(sequence.logprobs)} logprobs"
+        )
+    if not np.isfinite(sequence.logprobs).all():
+        raise InvalidInput("the adapter gives logits that are not finite; sample from an earlier checkpoint")
+
+
+def _sampled(sequence: GeneratedSequence) -> SampledSequence:
+    made = SampledSequence(
+        tokens=sequence.tokens.astype("<i4").tobytes(),
+        logprobs=sequence.logprobs.astype("<f4").tobytes(),
+        stopped=sequence.finish == "stop",
+    )
+    if sequence.topk is not None:
+        made.topk.CopyFrom(_table(sequence.topk))
+    return made
+
+
+def _unscored(body: SampleBody) -> int:
+    """Leading prompt positions whose scores were not asked for."""
+    if not body.HasField("prompt_logprobs_last_n"):
+        return 0
+    return max(0, len(body.prompt_tokens) // 4 - body.prompt_logprobs_last_n)
+
+
+def _prompt_scores(sequence: GeneratedSequence, skip: int) -> Float32:
+    if sequence.prompt_logprobs is None:
+        raise ServerError("stage scoring: the engine gave no prompt logprobs")
+    scores = sequence.prompt_logprobs.astype("<f4", copy=True)
+    scores[:skip] = np.nan
+    return scores
+
+
+def _prompt_rows(sequence: GeneratedSequence, skip: int) -> TopkRows:
+    if sequence.prompt_topk is None:
+        raise ServerError("stage scoring: the engine gave no prompt alternatives")
+    rows = TopkRows(sequence.prompt_topk.token_ids.copy(), sequence.prompt_topk.logprobs.copy())
+    rows.token_ids[:skip] = 0
+    rows.logprobs[:skip] = MASK_LOGPROB
+    return rows
+
+
+def _table(rows: TopkRows) -> TopkTable:
+    length, k = rows.token_ids.shape
+    return TopkTable(
+        token_ids=rows.token_ids.astype("<i4").tobytes(),
+        logprobs=rows.logprobs.astype("<f4").tobytes(),
+        k=k,
+        length=length,
+    )

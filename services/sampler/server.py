@@ -1,0 +1,79 @@
+"""The Sampler service over gRPC."""
+
+from __future__ import annotations
+
+from tinkermesh.v1 import sampler_pb2 as pb
+from tinkermesh.v1 import sampler_pb2_grpc as pb_grpc
+from tinkermesh.v1.types_pb2 import AdapterRef, PoolFacts
+
+from services.common.errors import Unavailable
+from services.common.grpc_boundary import Context
+from services.sampler.adapter_table import AdapterTable
+from services.sampler.ports import Engine
+from services.sampler.runs import SampleRuns
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Sampler"].full_name
+ROLE = "both"
+
+
+class SamplerServicer(pb_grpc.SamplerServicer):
+    def __init__(
+        self,
+        description: pb.SamplerDescription,
+        engine: Engine,
+        adapters: AdapterTable,
+        runs: SampleRuns,
+    ) -> None:
+        self._description = description
+        self._engine = engine
+        self._adapters = adapters
+        self._runs = runs
+        self.stopping = False
+
+    async def Describe(self, request: pb.DescribeSamplerRequest, context: Context) -> pb.SamplerDescription:
+        answer = pb.SamplerDescription()
+        answer.CopyFrom(self._description)
+        answer.running, answer.waiting = self._engine.counts()
+        return answer
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterReply:
+        known, seconds = await self._adapters.load(request.adapter.name, request.adapter.path)
+        return pb.LoadAdapterReply(already_loaded=known, load_seconds=seconds)
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterReply:
+        return pb.UnloadAdapterReply(was_loaded=await self._adapters.unload(request.name))
+
+    async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersReply:
+        return pb.ListAdaptersReply(
+            adapters=[
+                pb.LoadedAdapter(
+                    adapter=AdapterRef(name=resident.adapter.name, path=resident.path),
+                    engine_id=resident.adapter.engine_id,
+                    in_use=resident.in_use,
+                    loads=loads,
+                )
+                for resident, loads in self._adapters.residents()
+            ]
+        )
+
+    async def Sample(self, request: pb.SampleRequest, context: Context) -> pb.SampleReply:
+        if self.stopping:
+            raise Unavailable("this sampler is stopping; sample at another one")
+        return pb.SampleReply(result=await self._runs.result(request))
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:
+        return pb.AbortReply(was_running=self._runs.abort(request.request_id))
+
+
+def describe(
+    sampler_id: str, incarnation: str, facts: PoolFacts, max_adapters: int, max_running: int, engine: str
+) -> pb.SamplerDescription:
+    return pb.SamplerDescription(
+        sampler_id=sampler_id,
+        incarnation=incarnation,
+        facts=facts,
+        role=ROLE,
+        max_adapters=max_adapters,
+        max_running=max_running,
+        engine=engine,
+    )
