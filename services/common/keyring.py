@@ -84,6 +84,12 @@ class Keyring:
             )
         return found.tenant_id
 
+    def tenant_of_digest(self, wanted: str) -> str:
+        """The tenant behind a key's digest (an access token's), "" when there is none."""
+        self._refresh()
+        found = self._keys.get(wanted)
+        return found.tenant_id if found else ""
+
     def add(self, key: str, *, tenant_id: str = "", label: str = "") -> str:
         """Admit `key`; answers its tenant id (a new random one unless given)."""
         if not key.startswith(KEY_PREFIX):
