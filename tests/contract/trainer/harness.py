@@ -156,7 +156,9 @@ class Client:
         self.stub = stub
         self.units = units
 
-    async def execute(self, unit: pb.Unit | tuple[pb.Unit, bytes], payload: bytes = b"") -> tuple[pb.UnitOutcome, bytes]:
+    async def execute(
+        self, unit: pb.Unit | tuple[pb.Unit, bytes], payload: bytes = b""
+    ) -> tuple[pb.UnitOutcome, bytes]:
         if isinstance(unit, tuple):
             unit, payload = unit
         return await collect(self.stub.Execute(unit_frames(unit, payload), timeout=WAIT_SECONDS))

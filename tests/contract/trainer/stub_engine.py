@@ -1,7 +1,7 @@
 """A small engine with real state: seeded weights, windows, Adam; numbers that depend on all of it.
 
-    TINKERMESH_STUB_FAULTS=FILE   JSON {"method", "rank", "error", "times"}; read at every call
-    TINKERMESH_STUB_GATE=FILE     a pass waits until FILE exists (bounded)
+TINKERMESH_STUB_FAULTS=FILE   JSON {"method", "rank", "error", "times"}; read at every call
+TINKERMESH_STUB_GATE=FILE     a pass waits until FILE exists (bounded)
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ from services.trainer.engine import (
 HIDDEN, INNER, VOCABULARY = 8, 16, 32
 PREFIX = "base_model.model."
 MODULES = {
-    "train_attn": [("model.layers.0.self_attn.q_proj", HIDDEN, HIDDEN), ("model.layers.0.self_attn.o_proj", HIDDEN, HIDDEN)],
+    "train_attn": [
+        ("model.layers.0.self_attn.q_proj", HIDDEN, HIDDEN),
+        ("model.layers.0.self_attn.o_proj", HIDDEN, HIDDEN),
+    ],
     "train_mlp": [("model.layers.0.mlp.up_proj", HIDDEN, INNER)],
     "train_unembed": [("lm_head", HIDDEN, VOCABULARY)],
 }
@@ -135,7 +138,9 @@ class StubEngine:
         datum, weights = item.datum, self.slots[item.slot].weights
         scale = sum(float(t.double().sum()) for t in weights.values())
         logprobs = np.float32(-1e-3) * (datum.targets + datum.tokens[:, None] + np.float32(scale)).astype(np.float32)
-        value = float(-(logprobs * datum.fields["weights"]).sum()) if "weights" in datum.fields else float(-logprobs.sum())
+        value = (
+            float(-(logprobs * datum.fields["weights"]).sum()) if "weights" in datum.fields else float(-logprobs.sum())
+        )
         return DatumResult(value, logprobs, "" if np.isfinite(value) else "loss is not finite")
 
     def _accumulate(self, item: SlotDatum, result: DatumResult) -> None:

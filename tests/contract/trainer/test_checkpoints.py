@@ -89,7 +89,9 @@ async def test_metadata_and_files_of_a_checkpoint_CKPT_11(rig: Rig):
     assert meta["topology"] == {"tensor_parallel": 1, "data_parallel": 1}
     assert set(meta["files"]) == {"adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"}
     assert all((version / name).stat().st_size == told["bytes"] for name, told in meta["files"].items())
-    names = load_file(version / "adapter_model.safetensors").keys() | load_file(version / "optimizer.safetensors").keys()
+    names = (
+        load_file(version / "adapter_model.safetensors").keys() | load_file(version / "optimizer.safetensors").keys()
+    )
     assert not [name for name in names if "slot" in name]
 
 
@@ -181,7 +183,9 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-async def test_damaged_checkpoint_is_a_user_error_and_the_slot_is_bitwise_unchanged_CKPT_06_CKPT_17(rig: Rig, kind: str):
+async def test_damaged_checkpoint_is_a_user_error_and_the_slot_is_bitwise_unchanged_CKPT_06_CKPT_17(
+    rig: Rig, kind: str
+):
     trainer, client = rig
     damage, text = DAMAGE[kind]
     await client.done(client.units.init(0))
@@ -222,7 +226,9 @@ async def test_checkpoint_of_another_layout_is_refused_naming_the_field_CKPT_12(
     await client.done(client.units.init(0))
     version = await client.published(client.units.save(0, "a"))
     before = trainer.digests()
-    assert f"{field} is {getattr(LAYOUT, field)!r}" in await client.refused(client.units.load(1, version, layout=layout))
+    assert f"{field} is {getattr(LAYOUT, field)!r}" in await client.refused(
+        client.units.load(1, version, layout=layout)
+    )
     assert trainer.digests() == before
 
 

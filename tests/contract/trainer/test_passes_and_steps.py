@@ -69,7 +69,9 @@ async def test_datum_the_engine_refuses_fails_alone(rig: Rig):
         (KeyError("secret/path"), FAILURE_CATEGORY_SERVER, "internal error (KeyError)"),
     ],
 )
-async def test_failed_pass_is_one_typed_failure_without_a_traceback_or_an_effect(rig: Rig, error, category, text, caplog):
+async def test_failed_pass_is_one_typed_failure_without_a_traceback_or_an_effect(
+    rig: Rig, error, category, text, caplog
+):
     trainer, client = rig
     await client.done(client.units.init(0))
     before = trainer.digests()

@@ -135,7 +135,9 @@ async def test_takeover_lists_finished_units_until_acknowledged_and_acknowledgem
     await client.execute(unit, payload)
     takeover = pb.TakeoverRequest(term=1, incarnation=client.units.incarnation)
     assert set((await client.stub.Takeover(takeover)).finished_units) == {init.unit_id, unit.unit_id}
-    acknowledge = pb.AcknowledgeRequest(term=1, incarnation=client.units.incarnation, unit_ids=[unit.unit_id, "unknown"])
+    acknowledge = pb.AcknowledgeRequest(
+        term=1, incarnation=client.units.incarnation, unit_ids=[unit.unit_id, "unknown"]
+    )
     await client.stub.Acknowledge(acknowledge)
     assert list((await client.stub.Takeover(takeover)).finished_units) == [init.unit_id]
     outcome, scores = await client.execute(unit, payload)
