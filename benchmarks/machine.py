@@ -37,7 +37,7 @@ def describe() -> Machine:
         cpu=_cpu_model(),
         cores=psutil.cpu_count() or 0,
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
-        system=f"{platform.system()} {platform.release()}",
+        system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         versions={name: found for name in PACKAGES if (found := _version(name))},
         commit=_commit(),

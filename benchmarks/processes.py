@@ -19,12 +19,12 @@ def _family(pid: int) -> list[psutil.Process]:
 
 def cpu_seconds(pid: int) -> float:
     """User and system time so far."""
-    return sum(p.cpu_times().user + p.cpu_times().system for p in _family(pid))
+    return float(sum(p.cpu_times().user + p.cpu_times().system for p in _family(pid)))
 
 
 def rss_mib(pid: int) -> float:
     """Resident memory; pages shared by parent and children count once per process."""
-    return sum(p.memory_info().rss for p in _family(pid)) / MEBIBYTE
+    return float(sum(p.memory_info().rss for p in _family(pid)) / MEBIBYTE)
 
 
 def cpu_share(pids: Mapping[str, int], seconds: float) -> dict[str, float]:

@@ -1,0 +1,116 @@
+"""The meshes that are measured: real processes under the product's own supervisor, ports of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from redis import Redis
+
+from services.local.mesh import LocalMesh
+from services.local.settings import LocalSettings
+from services.local.state import keyring
+from tests.doubles.fake_trainer import BASE_MODEL
+from tests.doubles.faults import write_rules
+from tests.doubles.mesh import DoubledMesh
+
+T = TypeVar("T")
+CALL_SECONDS = 60.0
+START_SECONDS = 400.0
+PORTS = ("port", "redis_port", "scheduler_port", "trainer_port", "sampler_port")
+DOUBLE = {"base_model": BASE_MODEL, "vocabulary": 512}  # arguments of the client's `open`
+PROCESSES = ("gateway-0", "scheduler-0", "redis")
+
+
+class RunningMesh:
+    """A mesh whose supervisor has a thread of its own."""
+
+    def __init__(self, settings: LocalSettings, make: Callable[[LocalSettings], LocalMesh]) -> None:
+        self.settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="mesh", daemon=True)
+        self._thread.start()
+        self.mesh = self._call(_made(settings, make))
+
+    def start(self) -> None:
+        self._call(self.mesh.start(), START_SECONDS)
+
+    def stop(self) -> None:
+        try:
+            self._call(self.mesh.stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+
+    @property
+    def base_url(self) -> str:
+        return self.mesh.base_url
+
+    def keys(self, count: int) -> list[str]:
+        """API keys of `count` tenants, the default one first."""
+        ring = keyring(self.settings.key_file, self.settings.pepper_file)
+        further = [f"tml-benchmark-{n}" for n in range(1, count)]
+        for key in further:
+            ring.add(key)
+        return [self.mesh.api_key, *further]
+
+    def pids(self, names: Sequence[str] = PROCESSES) -> dict[str, int]:
+        return {name: pid for name in names if (pid := self.mesh.supervisor.child(name).pid) is not None}
+
+    @property
+    def redis_url(self) -> str:
+        return f"redis://{self.mesh.addresses.redis}/0"
+
+    def fsync(self, policy: str) -> None:
+        """`always` is durability strict; `everysec` loses up to a second on a power failure."""
+        with Redis.from_url(self.redis_url) as redis:
+            redis.config_set("appendfsync", policy)
+
+    def delay_trainer(self, seconds: float) -> None:
+        """Every unit of the trainer double takes that much longer."""
+        rule: dict[str, object] = {"action": "delay_before", "times": 0, "seconds": seconds}
+        write_rules(self.settings.state_dir / "trainer.control", [rule] if seconds else [])
+
+    def _call(self, work: Coroutine[Any, Any, T], seconds: float = CALL_SECONDS) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(seconds)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+
+async def _made(settings: LocalSettings, make: Callable[[LocalSettings], LocalMesh]) -> LocalMesh:
+    return make(settings)
+
+
+@contextmanager
+def running(make: Callable[[LocalSettings], LocalMesh], **options: Any) -> Iterator[RunningMesh]:
+    with tempfile.TemporaryDirectory(prefix="tinkermesh-bench-") as directory:
+        options |= dict.fromkeys(PORTS, 0)  # any free one
+        mesh = RunningMesh(LocalSettings(state_dir=Path(directory), **options), make)
+        try:
+            mesh.start()
+            yield mesh
+        finally:
+            mesh.stop()
+
+
+@contextmanager
+def doubled(slots: int) -> Iterator[RunningMesh]:
+    """Gateway, scheduler and Valkey as they are; trainer and sampler compute nothing to speak of."""
+    options = ("--slots", str(slots))
+    with running(lambda s: DoubledMesh(s, {}, options), model=Path("unused"), model_name=BASE_MODEL) as mesh:
+        yield mesh
+
+
+@contextmanager
+def real(model: Path, model_name: str) -> Iterator[RunningMesh]:
+    """The real trainer behind the same control plane; no sampler."""
+    with running(LocalMesh, model=model, model_name=model_name, sampler=False) as mesh:
+        yield mesh
