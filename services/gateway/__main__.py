@@ -1,0 +1,137 @@
+"""``python -m services.gateway``: serve until SIGTERM or SIGINT, then exit 0."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import uvicorn
+
+from services.common import logs, telemetry
+from services.common.errors import InvalidInput, TinkermeshError
+from services.common.settings import from_environment
+from services.gateway.app import create_app
+from services.gateway.gateway import Gateway
+from services.gateway.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_KEEP_ALIVE_SECONDS = 75  # longer than a client's pool keeps an idle connection it may still reuse
+
+
+class _Server(uvicorn.Server):  # type: ignore[misc]  # untyped here
+    """Leaves signals to us: uvicorn would raise them again at its end and spoil the exit code."""
+
+    def __init__(self, config: uvicorn.Config, on_serving: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_serving = on_serving
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_serving()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main() -> int:
+    try:
+        settings = from_environment(Settings, "gateway", os.environ)
+    except InvalidInput as error:
+        return _fail(error)
+    logs.configure("gateway", settings.log_level)
+    telemetry.configure("gateway", f"{socket.gethostname()}-{os.getpid()}")
+    try:
+        return asyncio.Runner(loop_factory=_loop_factory).run(_serve(settings))
+    except TinkermeshError as error:
+        return _fail(error)
+    finally:
+        telemetry.shutdown()
+
+
+def _fail(error: TinkermeshError) -> int:
+    print(f"gateway: {error.message}", file=sys.stderr)  # noqa: T201 - logging may not be set up yet
+    return 1
+
+
+def _loop_factory() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+async def _serve(settings: Settings) -> int:
+    listener = _listener(settings)
+    running: list[Gateway] = []
+    config = uvicorn.Config(
+        create_app(settings, running.append),
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(settings.drain_seconds),
+        backlog=_BACKLOG,
+        server_header=False,
+    )
+    server = _Server(config, partial(_announce, listener.getsockname()[1], settings.port_file))
+    _on_signals(server, running)
+    await server.serve(sockets=[listener])
+    return 0 if server.started else 1
+
+
+def _on_signals(server: uvicorn.Server, running: list[Gateway]) -> None:
+    def stop() -> None:
+        log.info("stopping: open polls are answered, nothing new is accepted")
+        for gateway in running:
+            gateway.drain()
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+def _listener(settings: Settings) -> socket.socket:
+    """The inherited socket, or a new one. Raises InvalidInput when it cannot be had."""
+    try:
+        if settings.listen_fd is not None:
+            return socket.socket(fileno=settings.listen_fd)
+        return _bind(settings.listen)
+    except OSError as error:
+        raise InvalidInput(f"cannot listen on {settings.listen_fd or settings.listen}: {error}") from error
+
+
+def _bind(listen: str) -> socket.socket:
+    host, _, port = listen.rpartition(":")
+    if not port.isdigit():
+        raise InvalidInput(f"settings of gateway: listen {listen!r} is not host:port")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host.strip("[]") or "0.0.0.0", int(port)))
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _announce(port: int, port_file: str) -> None:
+    if port_file:
+        path = Path(port_file)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(str(port))
+        temporary.replace(path)
+    log.info("serving on port %d", port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

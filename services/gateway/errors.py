@@ -1,0 +1,31 @@
+"""Expected failures as HTTP answers. Every answer has a JSON body; a 400 is never empty."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from services.common.errors import Busy, TinkermeshError, Unavailable, UserError
+from services.gateway.http import json_response
+
+
+def category_of(error: TinkermeshError) -> str:
+    """``user`` or ``server``, as the SDK spells them."""
+    return "user" if isinstance(error, UserError) else "server"
+
+
+def error_body(error: TinkermeshError) -> dict[str, str]:
+    """`detail` is what the SDK shows; `error` names the class."""
+    return {"detail": error.message, "error": error.code, "category": category_of(error)}
+
+
+def error_response(error: TinkermeshError) -> Response:
+    response = json_response(error_body(error), error.http_status)
+    if isinstance(error, (Busy, Unavailable)):
+        response.headers["retry-after"] = "1"
+    return response
+
+
+def internal_error_response() -> Response:
+    """For bugs: the text stays in the log."""
+    body = {"detail": "internal error; the gateway's log has the cause", "error": "internal", "category": "server"}
+    return json_response(body, 500)

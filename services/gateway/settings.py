@@ -1,0 +1,70 @@
+"""Settings of the gateway, read from TINKERMESH_GATEWAY_<FIELD>."""
+
+from __future__ import annotations
+
+import msgspec
+
+MEBIBYTE = 1 << 20
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request may hold; beyond it the request fails, in its turn where it has one."""
+
+    max_datums: int = 1024
+    max_tokens_per_datum: int = 32_768
+    max_tokens_per_request: int = 4_000_000
+    max_targets_per_position: int = 1
+    max_samples: int = 64
+    max_topk_logprobs: int = 20
+    max_stops: int = 64
+    relaxed_loss_config: bool = False
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    listen: str = "127.0.0.1:8000"
+    # An inherited listening socket, so that replicas on one machine share a port; replaces `listen`.
+    listen_fd: int | None = None
+    port_file: str = ""
+    # host:port of every scheduler replica, separated by commas; or one gRPC target.
+    scheduler: str = "127.0.0.1:7001"
+    key_file: str
+    pepper_file: str
+    log_level: str = "INFO"
+
+    long_poll_seconds: float = 30.0
+    max_body_bytes: int = 64 * MEBIBYTE
+    # A compressed body may always grow to `zstd_free_bytes`; beyond that by this factor at most.
+    zstd_max_ratio: int = 500
+    zstd_free_bytes: int = 8 * MEBIBYTE
+    body_timeout_seconds: float = 120.0
+    rpc_timeout_seconds: float = 10.0
+    retry_seconds: float = 15.0
+    drain_seconds: float = 10.0
+    # Bodies above this are decoded on a worker thread.
+    offload_bytes: int = 256 * 1024
+    decoder_threads: int = 2
+    max_polls_per_tenant: int = 8192
+
+    compress_requests: bool = False  # tells the SDK to send forward_backward zstd-compressed
+    cancel_samples: bool = True  # tells the SDK that cancel_future exists
+    sample_max_concurrent_requests: int = 2000
+
+    max_datums: int = 1024
+    max_tokens_per_datum: int = 32_768
+    max_tokens_per_request: int = 4_000_000
+    max_targets_per_position: int = 1
+    max_samples: int = 64
+    max_topk_logprobs: int = 20
+    relaxed_loss_config: bool = False
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            max_datums=self.max_datums,
+            max_tokens_per_datum=self.max_tokens_per_datum,
+            max_tokens_per_request=self.max_tokens_per_request,
+            max_targets_per_position=self.max_targets_per_position,
+            max_samples=self.max_samples,
+            max_topk_logprobs=self.max_topk_logprobs,
+            relaxed_loss_config=self.relaxed_loss_config,
+        )

@@ -1,0 +1,1 @@
+"""Content rules: each function raises InvalidInput with a text that becomes the command's failure."""

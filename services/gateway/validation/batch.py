@@ -1,0 +1,176 @@
+"""From a RawBatch to the canonical payload, with every content rule checked on the way.
+
+Checks run over whole columns (all tokens, all targets, each float field of all datums); a datum
+is searched for only when a column turned out to be bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tinkermesh.v1 import types_pb2 as types
+
+from services.common.errors import InvalidInput
+from services.gateway.settings import Limits
+from services.gateway.validation.losses import (
+    PER_TOKEN_THRESHOLDS,
+    TARGETS,
+    TYPED_INPUTS,
+    LossRule,
+    loss_config,
+    rule_for,
+)
+from services.gateway.wire.batch import RawBatch, RawDatum
+from services.gateway.wire.tensors import Tensor
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalBatch:
+    """payload: datum blocks as services.common.datum_blocks lays them out; dropped: unread inputs by count."""
+
+    body: types.BatchBody
+    payload: bytes
+    dropped: dict[str, int]
+
+
+def canonicalise(batch: RawBatch, facts: types.PoolFacts, limits: Limits) -> CanonicalBatch:
+    """Raises InvalidInput naming the datum, the input and the remedy."""
+    rule = rule_for(batch.loss.name, facts.losses)
+    loss = loss_config(batch.loss, rule, relaxed=limits.relaxed_loss_config)
+    _check_sizes(batch.datums, facts, limits)
+    dropped: dict[str, int] = {}
+    for index, datum in enumerate(batch.datums):
+        _check_datum(index, datum, rule, limits, dropped)
+    columns = _Columns(batch.datums)
+    parts = [
+        columns.tokens(facts.vocab_size),
+        columns.targets(facts.vocab_size),
+        *(columns.floats(name, optional=name in rule.optional) for name in rule.fields),
+    ]
+    table = types.DatumTable(lengths=columns.lengths, widths=columns.widths, fields=rule.fields)
+    body = types.BatchBody(backward=batch.backward, loss=loss, table=table)
+    return CanonicalBatch(body, _interleave(parts, columns), dropped)
+
+
+def _check_sizes(datums: Sequence[RawDatum], facts: types.PoolFacts, limits: Limits) -> None:
+    if not datums:
+        raise InvalidInput("data is empty; send at least one datum")
+    if len(datums) > limits.max_datums:
+        raise InvalidInput(f"data: {len(datums)} datums, the limit is {limits.max_datums} per request")
+    per_datum = min(limits.max_tokens_per_datum, facts.max_context or limits.max_tokens_per_datum)
+    for index, datum in enumerate(datums):
+        if datum.length == 0:
+            raise InvalidInput(f"datum {index}: model_input is empty")
+        if datum.length > per_datum:
+            raise InvalidInput(f"datum {index}: {datum.length} tokens, the limit is {per_datum} per datum")
+    total = sum(datum.length for datum in datums)
+    if total > limits.max_tokens_per_request:
+        raise InvalidInput(f"data: {total} tokens, the limit is {limits.max_tokens_per_request} per request")
+
+
+def _check_datum(index: int, datum: RawDatum, rule: LossRule, limits: Limits, dropped: dict[str, int]) -> None:
+    for name in datum.inputs:
+        _check_name(index, name, rule, dropped)
+    missing = [name for name in (TARGETS, *rule.fields) if name not in datum.inputs and name not in rule.optional]
+    if missing:
+        raise InvalidInput(f"datum {index}: needs {', '.join((TARGETS, *rule.fields))}; missing: {', '.join(missing)}")
+    targets = datum.inputs[TARGETS]
+    _check_targets(index, datum, targets, limits)
+    for name in rule.fields:
+        tensor = datum.inputs.get(name)
+        if tensor is not None and tensor.shape != targets.shape:
+            raise InvalidInput(
+                f"datum {index}: {name} has shape {list(tensor.shape)}, target_tokens has {list(targets.shape)}"
+            )
+
+
+def _check_name(index: int, name: str, rule: LossRule, dropped: dict[str, int]) -> None:
+    if name in PER_TOKEN_THRESHOLDS:
+        raise InvalidInput(f"datum {index}: per-token {name} is not supported; set it in loss_fn_config")
+    if name not in TYPED_INPUTS:
+        accepted = ", ".join((TARGETS, *rule.fields))
+        raise InvalidInput(f"datum {index}: unknown loss input {name[:80]!r}; this loss reads {accepted}")
+    if name != TARGETS and name not in rule.fields:
+        dropped[name] = dropped.get(name, 0) + 1
+
+
+def _check_targets(index: int, datum: RawDatum, targets: Tensor, limits: Limits) -> None:
+    if targets.values.dtype.kind != "i":
+        raise InvalidInput(f"datum {index}: target_tokens must be int64, not float32")
+    widest = limits.max_targets_per_position
+    # (N, 1) would come back as (N,): refused as well while one target per position is all there is.
+    if len(targets.shape) == 2 and (widest == 1 or not 0 < targets.width <= widest):
+        raise InvalidInput(
+            f"datum {index}: target_tokens has shape {list(targets.shape)}; "
+            f"this mesh takes {widest} target per position, send shape [{datum.length}]"
+        )
+    if targets.length != datum.length:
+        raise InvalidInput(f"datum {index}: {targets.length} target_tokens for {datum.length} model_input tokens")
+
+
+class _Columns:
+    """All values of one input, concatenated over the datums of a request."""
+
+    def __init__(self, datums: Sequence[RawDatum]) -> None:
+        self._datums = datums
+        self.lengths = [datum.length for datum in datums]
+        self.widths = [datum.inputs[TARGETS].width for datum in datums]
+        self.token_offsets = np.concatenate(([0], np.cumsum(self.lengths)))
+        sizes = [length * width for length, width in zip(self.lengths, self.widths, strict=True)]
+        self.target_offsets = np.concatenate(([0], np.cumsum(sizes)))
+
+    def tokens(self, vocab: int) -> Array:
+        """int32 [sum of lengths]."""
+        tokens = np.frombuffer(b"".join([datum.tokens for datum in self._datums]), "<i4")
+        self._check_range("model_input token", tokens, vocab, self.token_offsets)
+        return tokens
+
+    def targets(self, vocab: int) -> Array:
+        """int32 [sum of lengths times widths]."""
+        targets = np.concatenate([datum.inputs[TARGETS].values for datum in self._datums])
+        self._check_range("target token", targets, vocab, self.target_offsets)
+        return targets.astype("<i4")
+
+    def floats(self, name: str, *, optional: bool) -> Array:
+        """float32 [sum of lengths times widths]; an absent optional input is ones."""
+        values = np.concatenate(list(self._float_parts(name)) if optional else self._values(name))
+        with np.errstate(over="ignore"):
+            values = values.astype("<f4", copy=False)
+        if not np.isfinite(values).all():
+            position = int(np.flatnonzero(~np.isfinite(values))[0])
+            where = self._locate(position, self.target_offsets)
+            raise InvalidInput(f"{where}: {name} is {values[position]} as float32; it must be finite")
+        return values
+
+    def _values(self, name: str) -> list[Array]:
+        return [datum.inputs[name].values for datum in self._datums]
+
+    def _float_parts(self, name: str) -> Iterator[Array]:
+        for datum in self._datums:
+            tensor = datum.inputs.get(name)
+            yield np.ones(datum.inputs[TARGETS].values.size, "<f4") if tensor is None else tensor.values
+
+    def _check_range(self, what: str, ids: Array, vocab: int, offsets: Array) -> None:
+        if int(ids.min()) >= 0 and int(ids.max()) < vocab:
+            return
+        position = int(np.flatnonzero((ids < 0) | (ids >= vocab))[0])
+        raise InvalidInput(f"{self._locate(position, offsets)}: {what} {ids[position]} is outside [0, {vocab})")
+
+    def _locate(self, position: int, offsets: Array) -> str:
+        datum = int(np.searchsorted(offsets, position, side="right")) - 1
+        return f"datum {datum}, position {position - int(offsets[datum])}"
+
+
+def _interleave(parts: Sequence[Array], columns: _Columns) -> bytes:
+    """Columns to blocks: per datum its tokens, its targets, then each float field."""
+    views = [memoryview(np.ascontiguousarray(part)).cast("B") for part in parts]  # type: ignore[arg-type]
+    ends = [columns.token_offsets * 4, *([columns.target_offsets * 4] * (len(parts) - 1))]
+    bounds = [offsets.tolist() for offsets in ends]
+    blocks = range(len(columns.lengths))
+    return b"".join([view[cut[i] : cut[i + 1]] for i in blocks for view, cut in zip(views, bounds, strict=True)])

@@ -1,0 +1,37 @@
+"""A forward_backward request between its encoding and its canonical form.
+
+Both encodings (protobuf and JSON) end in a RawBatch; everything after it cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.gateway.wire.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RawDatum:
+    """tokens: int32 little-endian bytes of all text chunks, in order."""
+
+    tokens: bytes
+    inputs: dict[str, Tensor]
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class RawLoss:
+    """The loss as asked for: the v2 map has already replaced the legacy one."""
+
+    name: str
+    config: dict[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RawBatch:
+    backward: bool
+    loss: RawLoss
+    datums: list[RawDatum]

@@ -1,0 +1,229 @@
+"""Request bodies of the protocol, as SDK 0.38.0 and 0.26.2 send them: our own frozen contract.
+
+Bodies that carry an order key come in two structs. The *envelope* holds the key; when it cannot
+be read the POST is refused. The *content* holds the rest; when it cannot be read the command is
+accepted and fails in its turn, so that the client's next seq_id does not wait for a hole.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import field
+
+from services.gateway.wire.json_body import Body, Counter, Ordinal, Parameters
+
+Metadata = dict[str, Any]
+
+
+# ---- envelopes ---------------------------------------------------------------------------
+
+
+class ModelEnvelope(Body):
+    model_id: str
+    seq_id: Ordinal
+
+
+class CreateEnvelope(Body):
+    session_id: str
+    model_seq_id: Counter
+
+
+class SampleEnvelope(Body):
+    sampling_session_id: str
+    seq_id: Counter
+
+
+class LoadEnvelope(Body):
+    """One of the two pairs; which one decides between a new model and an existing one."""
+
+    model_id: str | None = None
+    seq_id: Ordinal | None = None
+    session_id: str | None = None
+    model_seq_id: Counter | None = None
+
+
+# ---- content -----------------------------------------------------------------------------
+
+
+class LoraConfig(Parameters):
+    rank: int = 32
+    seed: int | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class OptimizerConfig(Parameters):
+    type: str = "adamw"
+    version: int | None = None
+
+
+class CreateModel(Body):
+    base_model: str
+    user_metadata: Metadata | None = None
+    lora_config: LoraConfig = field(default_factory=LoraConfig)
+    optimizer_config: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+class AdamParams(Parameters):
+    """SDK defaults, frozen here; the scheduler always gets all six."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+    type: Literal["adamw", "adam"] = "adamw"
+
+
+class OptimizerKind(Body):
+    type: str = "adamw"
+
+
+class OptimStepKind(Body):
+    """Read before the parameters themselves, whose fields depend on the optimizer's type."""
+
+    optimizer_params: OptimizerKind | None = None
+
+
+class OptimStep(Body):
+    adam_params: AdamParams | None = None
+    optimizer_params: AdamParams | None = None
+
+
+class SaveWeights(Body):
+    path: str | None = None
+    ttl_seconds: int | None = None
+    overwrite: bool = False
+    user_metadata: Metadata | None = None
+
+
+class SaveForSampler(Body):
+    path: str | None = None
+    sampling_session_seq_id: Counter | None = None
+    kind: Literal["snapshot", "inflight"] = "snapshot"
+    ttl_seconds: int | None = None
+    user_metadata: Metadata | None = None
+
+
+class LoadWeights(Body):
+    path: str
+    optimizer: bool = False
+    base_model: str | None = None
+    user_metadata: Metadata | None = None
+    optimizer_config: OptimizerConfig | None = None
+    weights_access_token: str | None = None
+
+
+class Chunk(Body):
+    """encoded_text carries `tokens`; every other type is refused by name."""
+
+    type: str = "encoded_text"
+    tokens: list[int] | None = None
+
+
+class ModelInput(Body):
+    chunks: list[Chunk]
+
+
+class SamplingParams(Parameters):
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str | int] | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+
+
+class Sample(Body):
+    prompt: ModelInput
+    num_samples: int = 1
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: Metadata | None = None
+    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: int | None = None
+    record_stability_info: bool = False
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+class SampleCount(Body):
+    """Read even from broken content: the answer announces one sequence id per sample."""
+
+    num_samples: Any = 1
+
+
+class TensorData(Body):
+    data: list[float | int]
+    dtype: str
+    shape: list[int] | None = None
+    sparse_crow_indices: list[int] | None = None
+    sparse_col_indices: list[int] | None = None
+
+
+class Datum(Body):
+    model_input: ModelInput
+    loss_fn_inputs: dict[str, TensorData]
+
+
+class LossInput(Body):
+    data: list[Datum]
+    loss_fn: str
+    loss_fn_config: dict[str, float | str] | None = None
+
+
+class ForwardBackward(Body):
+    """JSON form of forward_backward, and of the older `forward` (`forward_input`)."""
+
+    forward_backward_input: LossInput | None = None
+    forward_input: LossInput | None = None
+    forward_only: bool = False
+
+
+# ---- bodies without an order key ---------------------------------------------------------
+
+
+class CreateSession(Body):
+    tags: list[str] = []
+    user_metadata: Metadata | None = None
+    sdk_version: str = ""
+    project_id: str | None = None
+    display_name: str | None = None
+
+
+class SessionId(Body):
+    session_id: str
+
+
+class FinishReason(Body):
+    type: Literal["success", "errored", "interrupted"] = "success"
+
+
+class FinishSession(Body):
+    reason: FinishReason = field(default_factory=FinishReason)
+    detail: str | None = None
+
+
+class ModelOnly(Body):
+    model_id: str
+
+
+class RequestOnly(Body):
+    request_id: str
+
+
+class WeightsPath(Body):
+    tinker_path: str
+    weights_access_token: str | None = None
+
+
+class CreateSamplingSession(Body):
+    session_id: str
+    sampling_session_seq_id: Counter
+    base_model: str | None = None
+    model_path: str | None = None

@@ -1,0 +1,146 @@
+"""Tensors of the wire as flat little-endian arrays, dense or CSR, checked before anything is allocated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.common.errors import InvalidInput
+
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+
+DTYPES: dict[str, npt.DTypeLike] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8"), "int32": np.dtype("<i4")}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """values: flat array of float32, int64 or int32 in row-major order; shape: (N,) or (N, K)."""
+
+    values: Array
+    shape: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return self.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.shape[1] if len(self.shape) == 2 else 1
+
+
+def dense_from_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
+    """A view into `data` (no copy). Raises InvalidInput when bytes, dtype and shape disagree."""
+    kind = np.dtype(DTYPES[dtype])
+    if len(data) % kind.itemsize:
+        raise InvalidInput(f"{len(data)} bytes are not a whole number of {dtype} values")
+    return _dense(np.frombuffer(data, kind), shape)
+
+
+def dense_from_list(data: Sequence[float | int], dtype: str, shape: Sequence[int] | None) -> Tensor:
+    """Raises InvalidInput for a value that does not fit `dtype`."""
+    return _dense(array_from_list(data, dtype), shape or ())
+
+
+def _dense(values: Array, shape: Sequence[int]) -> Tensor:
+    shape = tuple(shape) or (values.size,)
+    _check_rank(shape)
+    if math.prod(shape) != values.size:
+        raise InvalidInput(f"shape {list(shape)} needs {math.prod(shape)} values, {values.size} were sent")
+    return Tensor(values, shape)
+
+
+def _check_rank(shape: Sequence[int]) -> None:
+    if len(shape) not in (1, 2):
+        raise InvalidInput(f"shape {list(shape)[:8]} has {len(shape)} dimensions; only (N,) and (N, K) are accepted")
+    if any(size < 0 for size in shape):
+        raise InvalidInput(f"shape {list(shape)} has a negative size")
+
+
+def array_from_list(data: Sequence[float | int], dtype: str) -> Array:
+    """JSON numbers as an array: integers stay exact, float32 overflow becomes inf (and is refused later)."""
+    if dtype == "float32":
+        try:
+            wide = np.array(data, dtype=np.float64)
+        except OverflowError as error:
+            raise InvalidInput("a value is too large for float32") from error
+        with np.errstate(over="ignore"):
+            return wide.astype("<f4")
+    found = np.array(data) if data else np.zeros(0, np.int64)
+    if found.dtype.kind == "f":
+        raise InvalidInput(f"dtype {dtype} takes whole numbers only (3, not 3.0)")
+    bounds = np.iinfo(np.dtype(DTYPES[dtype]))
+    if found.dtype != np.int64 or (found.size and (found.min() < bounds.min or found.max() > bounds.max)):
+        raise InvalidInput(f"a value does not fit {dtype}")
+    return found.astype(DTYPES[dtype])
+
+
+def check_dtype(dtype: str) -> str:
+    if dtype not in DTYPES:
+        raise InvalidInput(f"dtype {dtype[:40]!r} is not accepted; use float32, int64 or int32")
+    return dtype
+
+
+@dataclass(frozen=True, slots=True)
+class SparseBound:
+    """A sparse tensor may be no larger than its datum: `length` positions, `width` targets each."""
+
+    length: int
+    width: int
+
+
+def densify(values: Array, crow: Int64, col: Int64, shape: Sequence[int], bound: SparseBound) -> Tensor:
+    """CSR as a dense tensor; entries that are not listed are 0.
+
+    `crow` has rows + 1 entries (2 for a 1-D tensor), starts at 0, never decreases and ends at the
+    number of values; columns lie inside their row and strictly increase within it.
+    Raises InvalidInput, before allocating, also when the dense form exceeds `bound`.
+    """
+    _check_rank(shape)
+    _check_bound(shape, bound)
+    rows, columns = (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
+    _check_rows(crow, rows, values.size)
+    _check_columns(crow, col, columns, values.size)
+    dense = np.zeros(rows * columns, values.dtype)
+    row_of = np.repeat(np.arange(rows, dtype=np.int64), np.diff(crow))
+    dense[row_of * columns + col] = values
+    return Tensor(dense, tuple(shape))
+
+
+def _check_bound(shape: Sequence[int], bound: SparseBound) -> None:
+    if shape[0] != bound.length:
+        raise InvalidInput(f"sparse shape {list(shape)} does not start with the {bound.length} model_input tokens")
+    if len(shape) == 2 and (shape[1] > bound.width or bound.width == 1):
+        raise InvalidInput(
+            f"sparse shape {list(shape)}: this mesh takes {bound.width} target per position, "
+            f"send shape [{bound.length}]"
+        )
+
+
+def _check_rows(crow: Int64, rows: int, values: int) -> None:
+    if crow.size != rows + 1:
+        raise InvalidInput(f"crow_indices has {crow.size} entries, {rows} rows need {rows + 1}")
+    if crow[0] != 0 or crow[-1] != values:
+        raise InvalidInput(f"crow_indices must start at 0 and end at the number of values ({values})")
+    if np.any(crow[1:] < crow[:-1]):  # not np.diff: it wraps around at the ends of int64
+        raise InvalidInput("crow_indices must never decrease")
+
+
+def _check_columns(crow: Int64, col: Int64, columns: int, values: int) -> None:
+    if col.size != values:
+        raise InvalidInput(f"col_indices has {col.size} entries for {values} values")
+    if col.size == 0:
+        return
+    if col.min() < 0 or col.max() >= columns:
+        raise InvalidInput(f"col_indices must lie in [0, {columns})")
+    rising = col[1:] > col[:-1]
+    starts = crow[1:-1]
+    starts = starts[(starts > 0) & (starts < col.size)]
+    rising[starts - 1] = True  # a new row may begin at any column
+    if not rising.all():
+        raise InvalidInput("col_indices must strictly increase within a row (no duplicates)")
