@@ -34,9 +34,16 @@ class ModelBook(Protocol):
         """
         ...
 
-
     async def queue_state(self, pool: str, model_id: str, seq: int) -> tuple[str, str]:
         """(active | paused_capacity, why the command `seq` has not run yet), both for a tenant's eyes."""
+        ...
+
+
+class ModelDirectory(Protocol):
+    """Write-once: which pool a session's model lives in."""
+
+    async def pool_of_model(self, session_id: str, model_seq_id: int) -> str | None:
+        """None when no such model was ever created."""
         ...
 
 

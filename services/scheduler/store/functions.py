@@ -1,7 +1,7 @@
 """The Redis Functions of the mesh: one library out of functions/*.lua, versioned by a digest.
 
-``_common.lua`` comes first and is visible to all; every other file is its own block and calls
-``register(name, callback)``. The server knows the library as ``tinkermesh_<digest>`` and each
+Files whose name starts with ``_`` come first and are visible to all; every other file is its own
+block and calls ``register(name, callback)``. The server knows the library as ``tinkermesh_<digest>`` and each
 function as ``<name>_<digest>``, so two releases of the scheduler can run side by side.
 
 A function answers a refusal as ``refuse(code, text)``; `call` raises it as the class of that
@@ -22,17 +22,18 @@ from services.common.errors import BY_CODE, ContractViolation, TinkermeshError, 
 from services.scheduler.store.connection import OUTAGES
 
 FUNCTIONS = Path(__file__).parent / "functions"
-COMMON = "_common.lua"
 _REFUSAL = "TM:"
+_REFUSES_WRITES = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "OOM", "MISCONF", "NOREPLICAS", "BUSY")
 
 Argument = str | bytes | int | float
 
 
 def library_source(directory: Path = FUNCTIONS) -> tuple[str, str]:
-    """(digest, source) of the one library made of all files, in order of their names."""
-    common = (directory / COMMON).read_text()
-    files = sorted(path for path in directory.glob("*.lua") if path.name != COMMON)
-    body = "\n".join([common, *(f"do -- {path.name}\n{path.read_text()}\nend" for path in files)])
+    """(digest, source) of the one library made of all files, shared ones first."""
+    files = sorted(directory.glob("*.lua"))
+    shared = [path.read_text() for path in files if path.name.startswith("_")]
+    blocks = [f"do -- {path.name}\n{path.read_text()}\nend" for path in files if not path.name.startswith("_")]
+    body = "\n".join([*shared, *blocks])
     digest = hashlib.blake2b(body.encode(), digest_size=6).hexdigest()
     head = f"#!lua name=tinkermesh_{digest}\nlocal DIGEST = '{digest}'\n"
     return digest, head + body
@@ -70,9 +71,8 @@ class Functions:
             raise Unavailable(f"Redis is away: {error}") from error
 
     async def _call(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
-        return await cast(
-            "Any", self._redis.execute_command("FCALL", f"{name}_{self._digest}", len(keys), *keys, *arguments)
-        )
+        send: Any = self._redis.execute_command  # untyped in redis-py
+        return await send("FCALL", f"{name}_{self._digest}", len(keys), *keys, *arguments)
 
 
 def _refusal(name: str, text: str) -> TinkermeshError:

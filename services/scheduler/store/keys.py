@@ -119,22 +119,62 @@ def queue(pool: str, model_id: str) -> str:
 
 
 def active(pool: str) -> str:
-    """Set of model ids that have commands to look at."""
+    """Zset model id -> arrival of its head command, of open models that have one."""
     return _pool(pool, "active")
 
 
+def creates(pool: str) -> str:
+    """Zset model id -> arrival, of models that wait for a slot."""
+    return _pool(pool, "creates")
+
+
+def gaps(pool: str) -> str:
+    """Zset model id -> since when (unix ms) its next command is missing while later ones wait."""
+    return _pool(pool, "gaps")
+
+
+def closed(pool: str) -> str:
+    """Zset model id -> when it closed, unix ms."""
+    return _pool(pool, "closed")
+
+
+def pool_session_models(pool: str, session_id: str) -> str:
+    """Set of the session's model ids in this pool."""
+    return _pool(pool, f"session_models:{session_id}")
+
+
 def slots(pool: str) -> str:
-    """Hash slot number -> model id, or quarantine:<reason>."""
+    """Hash slot number -> "" (free), model id, unload:<model id> (awaits its unload), quarantine:<model id>."""
     return _pool(pool, "slots")
 
 
+def cell(pool: str) -> str:
+    """Hash: incarnation, of the trainer whose slots these are."""
+    return _pool(pool, "cell")
+
+
+def counters(pool: str) -> str:
+    """Hash: units_total, datums_total, shared_units_total."""
+    return _pool(pool, "counters")
+
+
+def expiring(pool: str) -> str:
+    """Zset request key -> when its result may be dropped, unix ms (training commands)."""
+    return _pool(pool, "expiring")
+
+
+def dropped_blobs(pool: str) -> str:
+    """List of blob names whose files may be deleted."""
+    return _pool(pool, "dropped_blobs")
+
+
 def served(pool: str) -> str:
-    """Hash tenant id -> weighted tokens served (the fairness clock)."""
+    """Hash tenant id -> finish tag, "" -> virtual time (core/fairness.py)."""
     return _pool(pool, "served")
 
 
 def unit(pool: str, unit_id: str) -> str:
-    """Hash: term, incarnation, state running|settled, work (serialized v1.Unit without payload)."""
+    """Hash: term, incarnation, state running|settled|lost, work (serialized v1.Unit without payload), items (JSON)."""
     return _pool(pool, f"unit:{unit_id}")
 
 

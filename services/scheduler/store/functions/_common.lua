@@ -43,4 +43,130 @@ local function failure_bytes(category, message)
   return '\10' .. varint(#failure) .. failure
 end
 
+local function pool_of(prefix)
+  return string.match(prefix, '{p:(.-)}')
+end
+
+-- What one call to a settling function carries along. `settled` is published once at its end.
+local function begin(prefix, retention_ms)
+  return { prefix = prefix, now = now_ms(), retention = tonumber(retention_ms), settled = {} }
+end
+
+local function unit_key(prefix, unit)
+  return prefix .. ':unit:' .. unit
+end
+
+local function request_row(context, key)
+  return context.prefix .. ':req:' .. key
+end
+
+-- The one place that decides when a command's payload may go. A blob is a file: its name is
+-- left for the sweeper. Small bodies stay: a retried save is answered from its first body.
+local function release_payload(context, key)
+  local row = request_row(context, key)
+  local upload, segments, op = unpack(redis.call('HMGET', row, 'upload', 'segments', 'op'))
+  if upload and upload ~= '' then
+    if string.sub(upload, 1, 5) == 'blob-' then
+      redis.call('RPUSH', context.prefix .. ':dropped_blobs', upload)
+    else
+      for index = 0, tonumber(segments) - 1 do
+        redis.call('UNLINK', context.prefix .. ':pay:' .. upload .. ':' .. index)
+      end
+    end
+    redis.call('HSET', row, 'upload', '', 'segments', '0')
+  end
+  if op == 'forward' or op == 'forward_backward' then redis.call('HDEL', row, 'command') end
+end
+
+-- Gives a future its final outcome; the first one wins (FUT-01). `state` is done or failed. Without
+-- `result` the parts stored under :out: are the result.
+local function settle_row(context, key, state, result)
+  local row = request_row(context, key)
+  local old, request_id = unpack(redis.call('HMGET', row, 'state', 'request_id'))
+  if not old or old == 'done' or old == 'failed' then return false end
+  release_payload(context, key)
+  local expires = context.now + context.retention
+  redis.call('HSET', row, 'state', state, 'settled_ms', int(context.now), 'expires_ms', int(expires))
+  if result then
+    redis.call('HSET', row, 'result', result, 'result_bytes', #result)
+    redis.call('UNLINK', context.prefix .. ':out:' .. key)
+  end
+  redis.call('ZADD', context.prefix .. ':expiring', expires, key)
+  table.insert(context.settled, request_id)
+  return true
+end
+
+local function fail_row(context, key, category, message)
+  return settle_row(context, key, 'failed', failure_bytes(category, message))
+end
+
+-- One message for all that one call settled.
+local function publish_settled(context)
+  if #context.settled > 0 then
+    redis.call('PUBLISH', 'tm:settled:' .. pool_of(context.prefix), table.concat(context.settled, ' '))
+  end
+end
+
+local function publish_ready(context, kind)
+  redis.call('PUBLISH', 'tm:ready:' .. pool_of(context.prefix), kind)
+end
+
+-- nil, or why `term` no longer drives this pool.
+local function stale_term(prefix, term)
+  local current = redis.call('HGET', prefix .. ':lease', 'term')
+  if current == term then return nil end
+  return refuse('stale_fence', 'term ' .. term .. ' is over; the pool is at term ' .. (current or '0'))
+end
+
+-- nil, or what is wrong with a stored payload. Its segments were SET with a TTL just before.
+local function missing_segment(prefix, upload, segments)
+  for index = 0, tonumber(segments) - 1 do
+    if redis.call('EXISTS', prefix .. ':pay:' .. upload .. ':' .. index) == 0 then
+      return refuse('unavailable', 'payload segment ' .. index .. ' expired before it was admitted; send the request again')
+    end
+  end
+end
+
+local function keep_segments(prefix, upload, segments)
+  for index = 0, tonumber(segments) - 1 do
+    redis.call('PERSIST', prefix .. ':pay:' .. upload .. ':' .. index)
+  end
+end
+
+-- What a used key answers: its stored request id, a conflict, or the terminal answer of an
+-- expired one under a new generation (IDEM-05, IDEM-09). nil = the key is new.
+local function known_key(context, key, tenant, fingerprint)
+  local row = request_row(context, key)
+  local found = redis.call('HMGET', row, 'request_id', 'tenant', 'fingerprint', 'state', 'expires_ms')
+  local request_id, owner, known, state, expires = unpack(found)
+  if not request_id then return nil end
+  if owner ~= tenant then return refuse('forbidden', 'this id belongs to another tenant') end
+  if known ~= fingerprint then
+    return refuse('key_conflict', 'this sequence id was already used with a different request; use the next one')
+  end
+  local over = (state == 'done' or state == 'failed') and expires ~= '0' and context.now >= tonumber(expires)
+  if not over then return request_id end
+  local stem, generation = string.match(request_id, '^(.*)%.(%d+)$')
+  local successor = stem .. '.' .. int(tonumber(generation) + 1)
+  local text = 'the result of this request expired after retention; it is not executed again'
+  local result = failure_bytes(USER, text)
+  redis.call('HSET', row, 'request_id', successor, 'state', 'failed', 'result', result, 'result_bytes', #result,
+    'settled_ms', int(context.now), 'expires_ms', '0')
+  redis.call('UNLINK', context.prefix .. ':out:' .. key)
+  redis.call('ZREM', context.prefix .. ':expiring', key)
+  return successor
+end
+
 register('ping', function() return 'pong' end)
+
+-- Results past their retention are dropped; their rows stay (IDEM-06). Answers how many.
+register('expire_results', function(keys, args)
+  local prefix, now = keys[1], now_ms()
+  local due = redis.call('ZRANGEBYSCORE', prefix .. ':expiring', '-inf', int(now), 'LIMIT', 0, tonumber(args[1]))
+  for _, key in ipairs(due) do
+    redis.call('HDEL', prefix .. ':req:' .. key, 'result')
+    redis.call('UNLINK', prefix .. ':out:' .. key)
+    redis.call('ZREM', prefix .. ':expiring', key)
+  end
+  return #due
+end)

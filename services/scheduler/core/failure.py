@@ -1,0 +1,44 @@
+"""How far a failure reaches (FAIL-01): one request, its model, or a second try alone."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from services.scheduler.core.view import Op
+
+RESTORE_HINT = "create a new model and restore from a checkpoint"
+
+
+class Reach(StrEnum):
+    REQUEST = "request"  # only this future fails
+    MODEL = "model"  # the model closes: what its slot holds is no longer what the client believes
+    ALONE = "alone"  # nothing took effect; try again without the others of its unit
+
+
+def of_unit(op: Op, *, shared: bool, violation: bool) -> Reach:
+    """A unit failed as a whole. `violation`: its effects are unknown, so trying again is not safe."""
+    if violation:
+        return Reach.MODEL if changes_slot(op) else Reach.REQUEST
+    if shared:
+        return Reach.ALONE
+    return Reach.MODEL if op in (Op.FORWARD_BACKWARD, Op.OPTIM_STEP) else Reach.REQUEST
+
+
+def of_datum(op: Op, *, user: bool) -> Reach:
+    """One datum failed in a pass that went on: its own content (user) or something about its slot."""
+    return Reach.MODEL if op is Op.FORWARD_BACKWARD and not user else Reach.REQUEST
+
+
+def of_slot(op: Op, *, assignment_began: bool) -> Reach:
+    """One slot's entry failed: a step always closes its model, a load only once it began to assign."""
+    if op is Op.OPTIM_STEP or (op is Op.LOAD_WEIGHTS and assignment_began):
+        return Reach.MODEL
+    return Reach.REQUEST
+
+
+def changes_slot(op: Op) -> bool:
+    return op in (Op.FORWARD_BACKWARD, Op.OPTIM_STEP, Op.LOAD_WEIGHTS)
+
+
+def close_reason(op: Op, message: str) -> str:
+    return f"{op.value} failed: {message}; {RESTORE_HINT}"

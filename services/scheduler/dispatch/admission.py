@@ -1,0 +1,122 @@
+"""Admission of training commands: ports.Admission for create, model and unload keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tinkermesh.v1 import scheduler_pb2 as pb
+
+from services.common.errors import InvalidInput, UnknownId, UserError
+from services.common.ids import ModelId, key_hash, parse_model_id
+from services.scheduler.core.view import Op
+from services.scheduler.dispatch.commands import check_payload, op_of, pack_key, rejection
+from services.scheduler.ports import ArtifactReader, ModelDirectory, TrainerDirectory
+from services.scheduler.store.payloads import PayloadStore
+from services.scheduler.store.training import NewModel, Submission, TrainingStore
+
+MAX_SEQ_ID = 2**63 - 1
+
+
+class TrainingAdmission:
+    def __init__(
+        self,
+        store: TrainingStore,
+        payloads: PayloadStore,
+        models: ModelDirectory,
+        trainers: TrainerDirectory,
+        artifacts: ArtifactReader,
+    ) -> None:
+        self._store = store
+        self._payloads = payloads
+        self._models = models
+        self._trainers = trainers
+        self._artifacts = artifacts
+
+    async def submit(self, request: pb.SubmitRequest, payload: bytes, traceparent: str) -> pb.SubmitReply:
+        """See ports.Admission. The pool of a create must have been claimed before."""
+        model, seq = _target(request)
+        pool = await self._models.pool_of_model(model.session_id, model.model_seq_id)
+        if pool is None:
+            raise UnknownId(f"model_id {model} is not known; create the model first")
+        submission = _submission(request, model, seq, len(payload), traceparent)
+        if not submission.rejected:
+            submission = replace(submission, upload=await self._payloads.put(pool, payload))
+        request_id = await self._admit(pool, request, submission)
+        return pb.SubmitReply(request_id=request_id, model_id=str(model))
+
+    async def _admit(self, pool: str, request: pb.SubmitRequest, submission: Submission) -> str:
+        kind = request.WhichOneof("key")
+        if kind == "create":
+            return await self._store.create(pool, submission, await self._new_model(pool, request))
+        if kind == "unload":
+            return await self._store.unload(pool, submission)
+        return await self._store.submit(pool, submission)
+
+    async def _new_model(self, pool: str, request: pb.SubmitRequest) -> NewModel:
+        facts = await self._trainers.facts(pool)
+        command = request.command
+        if command.WhichOneof("body") == "create_from_checkpoint":
+            body = command.create_from_checkpoint
+            try:
+                info = await self._artifacts.weights_info(body.path, request.tenant_id, body.weights_access_digest)
+            except UserError:
+                return NewModel(facts.base_model, b"", body.user_metadata_json)  # told when its turn comes
+            return NewModel(facts.base_model, info.layout.SerializeToString(), body.user_metadata_json)
+        layout = command.create_model.layout
+        if not layout.alpha:
+            layout.alpha = facts.alpha
+        return NewModel(facts.base_model, layout.SerializeToString(), command.create_model.user_metadata_json)
+
+
+def _target(request: pb.SubmitRequest) -> tuple[ModelId, str]:
+    """The model and the sequence id of a key. Raises InvalidInput, UnknownId."""
+    kind = request.WhichOneof("key")
+    if kind == "create":
+        return ModelId(request.create.session_id, request.create.model_seq_id), "0"
+    if kind == "unload":
+        return parse_model_id(request.unload.model_id), ""
+    if kind != "model":
+        raise InvalidInput("key: a training command has a model, create or unload key")
+    if not 1 <= request.model.seq_id <= MAX_SEQ_ID:
+        raise InvalidInput(f"seq_id: {request.model.seq_id} is not a positive int64")
+    return parse_model_id(request.model.model_id), str(request.model.seq_id)
+
+
+def _submission(
+    request: pb.SubmitRequest, model: ModelId, seq: str, payload_bytes: int, traceparent: str
+) -> Submission:
+    command = request.command
+    op = _checked_op(request)
+    rejected = rejection(op, command)
+    table = command.batch.table
+    if op.is_batch and not rejected:
+        check_payload(table, payload_bytes)
+    return Submission(
+        key=key_hash("unload", str(model)) if op is Op.UNLOAD_MODEL else key_hash("train", str(model), seq),
+        fingerprint=request.fingerprint.hex(),
+        tenant=request.tenant_id,
+        session=model.session_id,
+        model_id=str(model),
+        seq=seq,
+        op=op.value,
+        command=command.SerializeToString(),
+        pack_key=pack_key(op, command.batch) if op.is_batch else "",
+        datums=len(table.lengths) if op.is_batch else 1,
+        tokens=sum(table.lengths) + len(table.lengths),
+        payload_bytes=0 if rejected else payload_bytes,
+        traceparent=traceparent,
+        rejected=rejected,
+    )
+
+
+def _checked_op(request: pb.SubmitRequest) -> Op:
+    """The op, which must fit its key. Raises InvalidInput."""
+    kind, op = request.WhichOneof("key"), op_of(request.command)
+    if kind == "create":
+        op = op if op.is_create else Op.CREATE if request.command.rejected else op
+    elif kind == "unload" and request.command.WhichOneof("body") is None:
+        op = Op.UNLOAD_MODEL
+    fits = {"create": op.is_create, "unload": op is Op.UNLOAD_MODEL}
+    if not fits.get(str(kind), not op.is_create and op not in (Op.UNLOAD_MODEL, Op.SAMPLE)):
+        raise InvalidInput(f"command: {op.value} does not go with a {kind} key")
+    return op

@@ -1,0 +1,107 @@
+"""Saves after their capture: wait for the publication in the background, then settle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from tinkermesh.v1 import trainer_pb2 as pb
+from tinkermesh.v1 import types_pb2 as types
+
+from services.common.errors import Gone, StaleFence, TinkermeshError, Unavailable, UnknownId, UserError
+from services.common.tinker_path import SAMPLER_WEIGHTS, WEIGHTS, TinkerPath
+from services.scheduler.dispatch.client import TrainerClient
+from services.scheduler.ports import SnapshotSink
+from services.scheduler.store.commands import CommandCache, StoredCommand
+from services.scheduler.store.training import TrainingStore
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.2
+USER, SERVER = types.FAILURE_CATEGORY_USER, types.FAILURE_CATEGORY_SERVER
+
+
+class Publications:
+    """One background task per captured save, alive as long as this leader."""
+
+    def __init__(
+        self, pool: str, client: TrainerClient, store: TrainingStore, sink: SnapshotSink, commands: CommandCache
+    ) -> None:
+        self._pool = pool
+        self._client = client
+        self._store = store
+        self._sink = sink
+        self._commands = commands
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def watch(self, ref: pb.UnitRef, key: str, name: str) -> None:
+        """`name`: of the artifact. Its future settles when it is published or has failed."""
+        self._spawn(self._follow(ref, key, name))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a publication was not settled: %s", error, exc_info=error)
+
+    async def cancel(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, ref: pb.UnitRef, key: str, name: str) -> None:
+        while True:
+            try:
+                await self._settle(ref, key, name, await self._outcome(ref))
+                await self._client.acknowledge(ref.term, ref.incarnation, [ref.unit_id])
+                return
+            except Unavailable as error:
+                log.warning("publication of unit %s: %s; asking again", ref.unit_id, error)
+                await asyncio.sleep(RETRY_SECONDS)
+            except StaleFence:
+                return  # the next leader follows it
+
+    async def _outcome(self, ref: pb.UnitRef) -> pb.ArtifactOutcome:
+        try:
+            return await self._client.artifact(ref)
+        except (UnknownId, Gone):
+            lost = types.Failure(category=SERVER, message="the trainer no longer knows this save; save again")
+            return pb.ArtifactOutcome(unit_id=ref.unit_id, failure=lost)
+
+    async def _settle(self, ref: pb.UnitRef, key: str, name: str, outcome: pb.ArtifactOutcome) -> None:
+        stored = (await self._commands.get(self._pool, [key])).get(key)
+        if outcome.HasField("failure") or stored is None:
+            failed = outcome.failure
+            await self._fail(ref, key, failed.category or SERVER, failed.message)
+            return
+        try:
+            result, path = await self._published(stored, name, outcome.version_directory)
+        except UserError as error:
+            await self._fail(ref, key, USER, error.message)
+            return
+        except Unavailable:
+            raise
+        except TinkermeshError as error:
+            await self._fail(ref, key, SERVER, error.message)
+            return
+        await self._store.artifact_done(self._pool, ref.term, key, result.SerializeToString(), path)
+
+    async def _fail(self, ref: pb.UnitRef, key: str, category: int, message: str) -> None:
+        await self._store.artifact_failed(self._pool, ref.term, key, category, message)
+
+    async def _published(self, stored: StoredCommand, name: str, directory: str) -> tuple[types.Result, str]:
+        if stored.command.WhichOneof("body") == "save_weights":
+            path = str(TinkerPath(stored.model_id, WEIGHTS, name))
+            return types.Result(save=types.SaveResult(path=path)), path
+        path = str(TinkerPath(stored.model_id, SAMPLER_WEIGHTS, name))
+        body = stored.command.save_for_sampler
+        seq = body.sampling_session_seq_id if body.HasField("sampling_session_seq_id") else None
+        session = await self._sink.published(self._pool, stored.tenant, path, directory, seq)
+        return types.Result(save=types.SaveResult(path=path, sampling_session_id=session)), path

@@ -1,0 +1,232 @@
+"""One trainer incarnation driven under one term: choose, issue, execute, settle, again.
+
+A unit found running in Redis is finished first: attached to when the trainer knows it, sent
+again under the same id when it does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from tinkermesh.v1 import trainer_pb2 as pb
+from tinkermesh.v1 import types_pb2 as types
+
+from services.common import logs
+from services.common.errors import ContractViolation, Gone, InvalidInput, Unavailable, UnknownId, UserError
+from services.scheduler.core.fairness import charged
+from services.scheduler.core.plans import OptimPlan, PassPlan, Plan, UnloadPlan
+from services.scheduler.core.select import Policy, select
+from services.scheduler.core.view import Clock
+from services.scheduler.dispatch import traces
+from services.scheduler.dispatch.artifacts import Publications
+from services.scheduler.dispatch.client import Outcome, TrainerClient
+from services.scheduler.dispatch.payload import gather, size
+from services.scheduler.dispatch.settlement import artifact_name, settlements
+from services.scheduler.dispatch.slot_units import SlotUnits
+from services.scheduler.dispatch.units import Prepared, new_unit, optim_unit, pass_unit, unload_unit
+from services.scheduler.store.commands import CommandCache, StoredCommand
+from services.scheduler.store.payloads import PayloadStore
+from services.scheduler.store.ready import ReadyReader
+from services.scheduler.store.training import RunningUnit, Settlement, TrainingStore
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class TrainerLost(Exception):
+    """Another incarnation serves the pool now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a cell works with; equal for all pools of a process."""
+
+    store: TrainingStore
+    ready: ReadyReader
+    commands: CommandCache
+    payloads: PayloadStore
+    slot_units: SlotUnits
+
+
+class Cell:
+    def __init__(
+        self,
+        pool: str,
+        term: int,
+        incarnation: str,
+        client: TrainerClient,
+        publications: Publications,
+        parts: Parts,
+        policy: Policy,
+        still_serving: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        self._pool = pool
+        self._term = term
+        self._incarnation = incarnation
+        self._client = client
+        self._publications = publications
+        self._parts = parts
+        self._policy = policy
+        self._still_serving = still_serving
+
+    async def take_over(self, slots: int) -> None:
+        """Fences out older terms, adopts the slots and finishes what a former leader began.
+
+        Raises StaleFence, Unavailable, TrainerLost.
+        """
+        known = await self._client.takeover(self._term, self._incarnation)
+        lost = await self._parts.store.adopt(self._pool, self._term, self._incarnation, slots)
+        if lost:
+            log.warning("pool %s: a new trainer incarnation; %d held slots are lost", self._pool, lost)
+        for running in await self._parts.ready.running_units(self._pool):
+            await self._resume(running)
+        captured = await self._parts.ready.capturing(self._pool)
+        for save in captured:
+            self._publications.watch(self._ref(save.unit_id), save.key, save.name)
+        settled = set(known.finished_units) - {save.unit_id for save in captured}
+        await self._acknowledge(sorted(settled))
+
+    async def _resume(self, running: RunningUnit) -> None:
+        unit = pb.Unit.FromString(running.work)
+        unit.term = self._term
+        prepared = Prepared(unit, tuple(running.items))
+        stored = await self._parts.commands.get(self._pool, prepared.keys)
+        await self._finish(prepared, stored, await self._recovered(prepared, stored))
+
+    async def turn(self) -> bool:
+        """Runs one unit, or settles one command that needs none. False: nothing is ready."""
+        view = await self._parts.ready.view(self._pool, self._policy.budget)
+        plan = select(view, self._policy)
+        if plan is None:
+            return False
+        stored = await self._parts.commands.get(self._pool, _keys(plan))
+        prepared = await self._prepare(plan, stored)
+        if prepared is not None:
+            await self._run(prepared, stored, charged(view.clock, plan, self._policy.weights))
+        return True
+
+    async def _prepare(self, plan: Plan, stored: dict[str, StoredCommand]) -> Prepared | None:
+        unit = new_unit(self._term, self._incarnation)
+        if isinstance(plan, PassPlan):
+            return pass_unit(unit, plan, stored)
+        if isinstance(plan, OptimPlan):
+            return optim_unit(unit, plan, stored)
+        if isinstance(plan, UnloadPlan):
+            return unload_unit(unit, plan.slot, await self._parts.ready.holder(self._pool, plan.slot))
+        key = plan.step.command.key
+        try:
+            return await self._parts.slot_units.build(self._pool, unit, plan, stored[key])
+        except UserError as error:
+            await self._parts.store.refuse(self._pool, self._term, key, error.message)
+            return None
+
+    async def _run(self, prepared: Prepared, stored: dict[str, StoredCommand], clock: Clock) -> None:
+        unit = prepared.unit
+        if unit.HasField("pass"):
+            unit.payload_bytes = size(getattr(unit, "pass"))
+        issue = self._parts.store.issue(
+            self._pool, self._term, unit.unit_id, self._incarnation, unit.SerializeToString(), prepared.items, clock
+        )
+        issued, payload = await asyncio.gather(issue, self._payload(prepared, stored))
+        if not issued:
+            return
+        traces.record_queued(stored.values())
+        with logs.bind(unit_id=unit.unit_id), traces.unit_span(prepared, stored):
+            outcome = payload if isinstance(payload, Outcome) else await self._executed(prepared, stored, payload)
+            await self._finish(prepared, stored, outcome)
+
+    async def _payload(self, prepared: Prepared, stored: dict[str, StoredCommand]) -> bytes | Outcome:
+        """The unit's payload, or its outcome when a part of it is lost: then nothing can run."""
+        if not prepared.unit.HasField("pass"):
+            return b""
+        try:
+            commands = [stored[key] for key in prepared.keys]
+            return await gather(self._pool, getattr(prepared.unit, "pass"), commands, self._parts.payloads)
+        except (KeyError, ContractViolation) as error:
+            return _refused(prepared, f"payload is lost: {error}")
+
+    # ---- execution -------------------------------------------------------------------------
+
+    async def _executed(self, prepared: Prepared, stored: dict[str, StoredCommand], payload: bytes) -> Outcome:
+        try:
+            return await self._client.execute(prepared.unit, payload)
+        except InvalidInput as error:
+            return _refused(prepared, f"trainer refused the unit: {error.message}")
+        except Unavailable as error:
+            log.warning("unit %s: %s; attaching", prepared.unit.unit_id, error)
+        return await self._recovered(prepared, stored)
+
+    async def _recovered(self, prepared: Prepared, stored: dict[str, StoredCommand]) -> Outcome:
+        """The outcome of a unit that may be anywhere between unsent and recorded."""
+        attempt = 0
+        while True:
+            try:
+                return await self._attached(prepared, stored)
+            except InvalidInput as error:
+                return _refused(prepared, f"trainer refused the unit: {error.message}")
+            except Unavailable as error:
+                log.warning("unit %s: trainer is away: %s", prepared.unit.unit_id, error)
+            if not await self._still_serving(self._incarnation):
+                raise TrainerLost(self._incarnation)
+            await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
+            attempt += 1
+
+    async def _attached(self, prepared: Prepared, stored: dict[str, StoredCommand]) -> Outcome:
+        try:
+            return await self._client.attach(self._ref(prepared.unit.unit_id))
+        except (UnknownId, Gone):
+            payload = await self._payload(prepared, stored)
+            return payload if isinstance(payload, Outcome) else await self._client.execute(prepared.unit, payload)
+
+    def _ref(self, unit_id: str) -> pb.UnitRef:
+        return pb.UnitRef(term=self._term, incarnation=self._incarnation, unit_id=unit_id)
+
+    # ---- settlement ------------------------------------------------------------------------
+
+    async def _finish(self, prepared: Prepared, stored: dict[str, StoredCommand], outcome: Outcome) -> None:
+        started = traces.now_ms()
+        unit_id = prepared.unit.unit_id
+        entries = settlements(prepared, outcome)
+        await self._parts.store.settle(self._pool, self._term, unit_id, entries)
+        traces.record_settled(stored.values(), started)
+        captured = [item.k for item, entry in zip(prepared.items, entries, strict=True) if entry.action == "captured"]
+        for key in captured:
+            self._publications.watch(self._ref(unit_id), key, artifact_name(prepared.unit))
+        if not captured:
+            await self._acknowledge([unit_id])
+        _log_failures(prepared, entries)
+
+    async def _acknowledge(self, unit_ids: list[str]) -> None:
+        """Lets the trainer drop payloads; should this be lost, the next leader's takeover repeats it."""
+        if not unit_ids:
+            return
+        try:
+            await self._client.acknowledge(self._term, self._incarnation, unit_ids)
+        except Unavailable as error:
+            log.warning("units %s: settled, not acknowledged: %s", unit_ids, error)
+
+
+def _keys(plan: Plan) -> list[str]:
+    if isinstance(plan, PassPlan):
+        return [item.command.key for item in plan.items]
+    if isinstance(plan, OptimPlan):
+        return [step.command.key for step in plan.steps]
+    return [] if isinstance(plan, UnloadPlan) else [plan.step.command.key]
+
+
+def _refused(prepared: Prepared, message: str) -> Outcome:
+    """The outcome of a unit that could not run as it stands: nothing of it took effect."""
+    failed = types.Failure(category=types.FAILURE_CATEGORY_SERVER, message=message)
+    return Outcome(pb.UnitOutcome(unit_id=prepared.unit.unit_id, failure=failed), b"")
+
+
+def _log_failures(prepared: Prepared, entries: Sequence[Settlement]) -> None:
+    for item, entry in zip(prepared.items, entries, strict=True):
+        if entry.action in ("fail", "quarantine", "alone"):
+            log.warning(
+                "unit %s: %s of model %s: %s %s", prepared.unit.unit_id, item.o, item.m, entry.action, entry.data
+            )

@@ -1,0 +1,64 @@
+"""What the front asks of models: ports.ModelBook."""
+
+from __future__ import annotations
+
+from tinkermesh.v1 import scheduler_pb2 as pb
+
+from services.common.errors import Forbidden, UnknownId
+from services.common.ids import parse_model_id
+from services.scheduler.ports import ModelDirectory, TrainerDirectory
+from services.scheduler.store.models import ModelReader, ModelRow
+from services.scheduler.store.training import TrainingStore
+
+USER = 1
+ACTIVE, PAUSED_CAPACITY = "active", "paused_capacity"
+
+
+class Models:
+    def __init__(
+        self, store: TrainingStore, reader: ModelReader, models: ModelDirectory, trainers: TrainerDirectory
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._models = models
+        self._trainers = trainers
+
+    async def describe(self, model_id: str, tenant_id: str) -> pb.ModelInfo:
+        row, pool = await self._row(model_id)
+        if row.tenant != tenant_id:
+            raise Forbidden(f"model_id {model_id} belongs to another tenant")
+        return pb.ModelInfo(
+            model_id=model_id,
+            state=row.state,
+            close_reason=row.reason if row.ending else "",
+            layout=row.layout,
+            facts=await self._trainers.facts(pool),
+            user_metadata_json=row.user_metadata,
+        )
+
+    async def _row(self, model_id: str) -> tuple[ModelRow, str]:
+        parsed = parse_model_id(model_id)
+        pool = await self._models.pool_of_model(parsed.session_id, parsed.model_seq_id)
+        row = None if pool is None else await self._reader.row(pool, model_id)
+        if row is None or pool is None:
+            raise UnknownId(f"model_id {model_id} is not known")
+        return row, pool
+
+    async def close_session(self, pool: str, session_id: str, reason: str, *, settle_accepted: bool) -> None:
+        await self._store.close_session(pool, session_id, USER, reason, settle=settle_accepted)
+
+    async def queue_state(self, pool: str, model_id: str, seq: int) -> tuple[str, str]:
+        if await self._trainers.trainer(pool) is None:
+            if await self._trainers.draining(pool):
+                return PAUSED_CAPACITY, "the trainer is being drained; work goes on when it resumes"
+            return PAUSED_CAPACITY, "no live trainer: the mesh waits for it to recover"
+        row = await self._reader.row(pool, model_id)
+        if row is None:
+            return ACTIVE, ""
+        if row.state == "creating" and row.slot is None:
+            return PAUSED_CAPACITY, "every adapter slot is taken: the model waits for a free one"
+        if row.state == "creating":
+            return ACTIVE, "the model's slot is being initialised"
+        if await self._reader.missing(pool, model_id, row.next_seq) and seq > row.next_seq:
+            return ACTIVE, f"waiting for seq_id {row.next_seq}, which has not arrived"
+        return ACTIVE, f"seq_id {row.next_seq} of this model is next" if seq > row.next_seq else "waiting for its turn"

@@ -1,0 +1,170 @@
+"""From a unit's outcome to what each of its items settles as. Pure: the whole outcome is checked first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tinkermesh.v1 import trainer_pb2 as pb
+from tinkermesh.v1 import types_pb2 as types
+
+from services.scheduler.core import failure
+from services.scheduler.core.failure import Reach
+from services.scheduler.core.outcomes import (
+    LOGPROB_BYTES,
+    DatumReport,
+    Fault,
+    SlotExpectation,
+    SlotReport,
+    pass_violation,
+    slots_violation,
+)
+from services.scheduler.core.view import Op
+from services.scheduler.dispatch.client import Outcome
+from services.scheduler.dispatch.units import Prepared
+from services.scheduler.store.training import Settlement, UnitItem
+
+USER, SERVER = types.FAILURE_CATEGORY_USER, types.FAILURE_CATEGORY_SERVER
+_NEW_LOADS = ("init", "load", "unload")
+
+
+def settlements(prepared: Prepared, outcome: Outcome) -> list[Settlement]:
+    """One per item, in item order."""
+    unit, header = prepared.unit, outcome.header
+    if header.unit_id not in ("", unit.unit_id):
+        return _violated(prepared, f"outcome of unit {header.unit_id!r}")
+    if header.HasField("failure"):
+        return [_unit_failed(item, prepared.items, _fault(header.failure)) for item in prepared.items]
+    if unit.WhichOneof("work") == "pass":
+        return _pass_settlements(prepared, outcome)
+    return _slot_settlements(prepared, header)
+
+
+def _fault(message: types.Failure) -> Fault:
+    return Fault(message.message, user=message.category == USER)
+
+
+def _category(fault: Fault) -> str:
+    return str(USER if fault.user else SERVER)
+
+
+def _failed(fault: Fault, reach: Reach) -> Settlement:
+    return Settlement("fail", fault.message, _category(fault), reach.value)
+
+
+def _unit_failed(item: UnitItem, items: Sequence[UnitItem], fault: Fault) -> Settlement:
+    if not item.k:
+        return Settlement("quarantine", fault.message)
+    reach = failure.of_unit(Op(item.o), shared=len(items) > 1, violation=False)
+    return Settlement("alone") if reach is Reach.ALONE else _failed(fault, reach)
+
+
+def _violated(prepared: Prepared, problem: str) -> list[Settlement]:
+    fault = Fault(f"trainer broke its contract: {problem}")
+    return [
+        _failed(fault, failure.of_unit(Op(item.o), shared=False, violation=True))
+        if item.k
+        else Settlement("quarantine", fault.message)
+        for item in prepared.items
+    ]
+
+
+# ---- passes -------------------------------------------------------------------------------
+
+
+def _pass_settlements(prepared: Prepared, outcome: Outcome) -> list[Settlement]:
+    work: pb.PassWork = getattr(prepared.unit, "pass")
+    result: pb.PassOutcome = getattr(outcome.header, "pass")
+    reports = [DatumReport(d.loss, _fault(d.failure) if d.HasField("failure") else None) for d in result.datums]
+    sizes = [n * k for item in work.items for n, k in zip(item.lengths, item.widths, strict=True)]
+    if problem := pass_violation(sizes, reports, len(outcome.payload)):
+        return _violated(prepared, problem)
+    split = list(_split(work, sizes, reports, outcome.payload))
+    return [
+        _item_settlement(item, packed, reports, logprobs)
+        for item, packed, (reports, logprobs) in zip(prepared.items, work.items, split, strict=True)
+    ]
+
+
+def _split(
+    work: pb.PassWork, sizes: Sequence[int], reports: Sequence[DatumReport], payload: bytes
+) -> Iterator[tuple[Sequence[DatumReport], bytes]]:
+    """Each item's reports and its bytes of logprobs; failed datums have none."""
+    datum = start = 0
+    for item in work.items:
+        stop = datum + len(item.lengths)
+        alive = (s for s, r in zip(sizes[datum:stop], reports[datum:stop], strict=True) if r.fault is None)
+        end = start + LOGPROB_BYTES * sum(alive)
+        yield reports[datum:stop], payload[start:end]
+        datum, start = stop, end
+
+
+def _item_settlement(
+    item: UnitItem, packed: pb.PassItem, reports: Sequence[DatumReport], logprobs: bytes
+) -> Settlement:
+    for index, report in enumerate(reports):
+        if report.fault is not None:
+            fault = Fault(f"datum {packed.first_datum + index}: {report.fault.message}", report.fault.user)
+            return _failed(fault, failure.of_datum(Op(item.o), user=fault.user))
+    losses = [report.loss for report in reports]
+    total = sum(losses)
+    part = types.BatchResult(loss_sum=total, datum_losses=losses, lengths=packed.lengths, widths=packed.widths)
+    part.logprobs = logprobs
+    part.metrics["loss:sum"] = total
+    return Settlement("part", part.SerializeToString())
+
+
+# ---- slots --------------------------------------------------------------------------------
+
+
+def _slot_settlements(prepared: Prepared, header: pb.UnitOutcome) -> list[Settlement]:
+    reports = [_slot_report(slot) for slot in header.slots]
+    if problem := slots_violation(_expectations(prepared.unit), reports):
+        return _violated(prepared, problem)
+    by_slot = {slot.slot: (slot, report) for slot, report in zip(header.slots, reports, strict=True)}
+    return [_slot_settlement(prepared.unit, item, *by_slot[item.s]) for item in prepared.items]
+
+
+def _slot_report(slot: pb.SlotOutcome) -> SlotReport:
+    fault = _fault(slot.failure) if slot.HasField("failure") else None
+    return SlotReport(slot.slot, slot.load_number, dict(slot.metrics), fault, slot.request_id)
+
+
+def _expectations(unit: pb.Unit) -> list[SlotExpectation]:
+    kind = str(unit.WhichOneof("work"))
+    if kind == "optim":
+        return [SlotExpectation(step.slot, step.load_number, step.request_id) for step in unit.optim.steps]
+    work = getattr(unit, kind)
+    return [SlotExpectation(work.slot, None if kind in _NEW_LOADS else work.load_number)]
+
+
+def _slot_settlement(unit: pb.Unit, item: UnitItem, slot: pb.SlotOutcome, report: SlotReport) -> Settlement:
+    if not item.k:
+        return Settlement("unloaded") if report.fault is None else Settlement("quarantine", report.fault.message)
+    op = Op(item.o)
+    if report.fault is not None:
+        return _failed(report.fault, failure.of_slot(op, assignment_began=slot.assignment_began))
+    if op is Op.OPTIM_STEP:
+        return Settlement("done", _optim_result(report, item.w))
+    if op in (Op.SAVE_WEIGHTS, Op.SAVE_FOR_SAMPLER):
+        return Settlement("captured", artifact_name(unit))
+    return _loaded(unit, item, slot.load_number)
+
+
+def _optim_result(report: SlotReport, window_rejected: int) -> bytes:
+    result = types.Result()
+    result.optim_step.metrics.update(report.metrics)
+    if window_rejected:
+        result.optim_step.metrics["window_rejected_requests"] = float(window_rejected)
+    result.optim_step.SetInParent()
+    return result.SerializeToString()
+
+
+def _loaded(unit: pb.Unit, item: UnitItem, load_number: int) -> Settlement:
+    layout = unit.init.layout if unit.HasField("init") else unit.load.layout
+    result = types.Result(model=types.ModelResult(model_id=item.m, path=item.p))
+    return Settlement("loaded", result.SerializeToString(), str(load_number), layout.SerializeToString())
+
+
+def artifact_name(unit: pb.Unit) -> str:
+    """Name of what a save or snapshot unit writes."""
+    return unit.save.meta.name if unit.HasField("save") else unit.snapshot.meta.name

@@ -1,0 +1,142 @@
+"""Units that make, load, save or export one slot: what is resolved and checked before the trainer is asked."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+
+from tinkermesh.v1 import scheduler_pb2
+from tinkermesh.v1 import trainer_pb2 as pb
+from tinkermesh.v1 import types_pb2 as types
+
+from services.common.errors import InvalidInput
+from services.common.keyring import ownership_mac
+from services.common.store import public_directory
+from services.common.tinker_path import SAMPLER_WEIGHTS, WEIGHTS, TinkerPath, check_name, parse_tinker_path
+from services.scheduler.core.plans import SinglePlan
+from services.scheduler.core.view import Op
+from services.scheduler.dispatch.units import Prepared, barrier_item
+from services.scheduler.ports import ArtifactReader
+from services.scheduler.store.commands import StoredCommand
+from services.scheduler.store.models import ModelReader, ModelRow
+from services.scheduler.store.training import TrainingStore
+
+
+@dataclass(frozen=True, slots=True)
+class SlotUnits:
+    """Builds the units of single barriers; raises UserError where the command must fail in its turn."""
+
+    store: TrainingStore
+    models: ModelReader
+    artifacts: ArtifactReader
+    pepper: bytes
+
+    async def build(self, pool: str, unit: pb.Unit, plan: SinglePlan, stored: StoredCommand) -> Prepared:
+        """Raises UserError: the command settles with it, the trainer is not asked."""
+        row = await self.models.row(pool, stored.model_id)
+        if row is None:
+            raise InvalidInput(f"model_id {stored.model_id} is not known")
+        op = plan.step.command.op
+        path = ""
+        if op is Op.CREATE:
+            _init(unit, plan.slot, stored, row)
+        elif op in (Op.CREATE_FROM_CHECKPOINT, Op.LOAD_WEIGHTS):
+            path = await self._load(unit, plan, stored, row)
+        elif op is Op.SAVE_WEIGHTS:
+            _save(unit, plan, stored, row, self.pepper)
+        else:
+            await self._snapshot(pool, unit, plan, stored, row)
+        return Prepared(unit, (barrier_item(plan.step, plan.slot, path),), stored.key)
+
+    async def _load(self, unit: pb.Unit, plan: SinglePlan, stored: StoredCommand, row: ModelRow) -> str:
+        create = plan.step.command.op is Op.CREATE_FROM_CHECKPOINT
+        body = stored.command.create_from_checkpoint if create else stored.command.load_weights
+        path = parse_tinker_path(body.path)
+        if path.kind != WEIGHTS:
+            raise InvalidInput(f"path: {body.path} is a sampler snapshot; training loads from {WEIGHTS}/ only")
+        info = await self.artifacts.weights_info(body.path, stored.tenant, body.weights_access_digest)
+        _check_compatible(info, row.base_model, None if create else row.layout)
+        directory = await self.artifacts.version_directory(body.path, stored.tenant, body.weights_access_digest)
+        unit.load.CopyFrom(
+            pb.LoadSlotWork(
+                slot=plan.slot,
+                model_id=stored.model_id,
+                layout=info.layout,
+                directory=directory,
+                optimizer=body.optimizer,
+                into_loaded=not create,
+                load_number=0 if create else row.load_number,
+            )
+        )
+        return str(body.path)
+
+    async def _snapshot(self, pool: str, unit: pb.Unit, plan: SinglePlan, stored: StoredCommand, row: ModelRow) -> None:
+        body = stored.command.save_for_sampler
+        if body.name:
+            check_name(body.name, "path")
+        name = await self.store.snapshot_name(pool, unit.term, stored.model_id, body.name)
+        path = TinkerPath(stored.model_id, SAMPLER_WEIGHTS, name)
+        ttl = body.ttl_seconds if body.HasField("ttl_seconds") else 0
+        meta = _meta(path, row, self.pepper, body.user_metadata_json, ttl)
+        unit.snapshot.CopyFrom(
+            pb.SnapshotSlotWork(
+                slot=plan.slot, load_number=row.load_number, meta=meta, directory=public_directory(path)
+            )
+        )
+
+
+def _init(unit: pb.Unit, slot: int, stored: StoredCommand, row: ModelRow) -> None:
+    body = stored.command.create_model
+    seed = body.seed if body.HasField("seed") else _seed_of(stored.model_id)
+    unit.init.CopyFrom(pb.InitSlotWork(slot=slot, model_id=stored.model_id, layout=row.layout, seed=seed))
+
+
+def _seed_of(model_id: str) -> int:
+    """Without a seed of the client's every model starts elsewhere, and a repeat of its init alike."""
+    return int.from_bytes(hashlib.blake2b(model_id.encode(), digest_size=4).digest(), "little")
+
+
+def _save(unit: pb.Unit, plan: SinglePlan, stored: StoredCommand, row: ModelRow, pepper: bytes) -> None:
+    body = stored.command.save_weights
+    name = check_name(body.name or f"checkpoint-{plan.step.command.seq:06d}", "path")
+    path = TinkerPath(stored.model_id, WEIGHTS, name)
+    ttl = body.ttl_seconds if body.HasField("ttl_seconds") else 0
+    meta = _meta(path, row, pepper, body.user_metadata_json, ttl)
+    unit.save.CopyFrom(
+        pb.SaveSlotWork(
+            slot=plan.slot,
+            load_number=row.load_number,
+            meta=meta,
+            directory=public_directory(path),
+            overwrite=body.overwrite,
+        )
+    )
+
+
+def _meta(path: TinkerPath, row: ModelRow, pepper: bytes, user_metadata: str, ttl_seconds: int) -> pb.ArtifactMeta:
+    created = int(time.time() * 1000)
+    return pb.ArtifactMeta(
+        tenant_id=row.tenant,
+        ownership_mac=ownership_mac(pepper, row.tenant, path.model_id, path.kind, path.name),
+        model_id=path.model_id,
+        kind=path.kind,
+        name=path.name,
+        base_model=row.base_model,
+        layout=row.layout,
+        user_metadata_json=user_metadata,
+        created_unix_ms=created,
+        expires_unix_ms=created + ttl_seconds * 1000 if ttl_seconds else 0,
+    )
+
+
+def _check_compatible(info: scheduler_pb2.WeightsInfo, base_model: str, layout: types.AdapterLayout | None) -> None:
+    """Raises InvalidInput naming the first field that differs, with both values (CKPT-12)."""
+    if info.base_model != base_model:
+        raise InvalidInput(f"base_model: checkpoint {info.path} has {info.base_model!r}, the model has {base_model!r}")
+    if layout is None:
+        return
+    for field in ("rank", "alpha", "train_attn", "train_mlp", "train_unembed"):
+        saved, wanted = getattr(info.layout, field), getattr(layout, field)
+        if saved != wanted:
+            raise InvalidInput(f"{field}: checkpoint {info.path} has {saved}, the model has {wanted}")

@@ -1,0 +1,55 @@
+"""What only time brings about, at most once a second per pool: a ports.LeaderTask."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from services.scheduler.store.payloads import PayloadStore
+from services.scheduler.store.training import TrainingStore
+
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 1.0
+REPAIR_SECONDS = 30.0
+RESULTS_PER_CALL = 200
+
+
+class Sweeper:
+    def __init__(
+        self,
+        store: TrainingStore,
+        payloads: PayloadStore,
+        *,
+        gap_timeout_ms: int,
+        period_seconds: float = PERIOD_SECONDS,
+        repair_seconds: float = REPAIR_SECONDS,
+    ) -> None:
+        self._store = store
+        self._payloads = payloads
+        self._gap_timeout_ms = gap_timeout_ms
+        self._period = period_seconds
+        self._repair_every = repair_seconds
+
+    async def run(self, pool: str, term: int) -> None:
+        """Raises StaleFence, Unavailable."""
+        loop = asyncio.get_running_loop()
+        repair_at = loop.time() + self._repair_every
+        while True:
+            await self._sweep(pool, term)
+            if loop.time() >= repair_at:
+                repair_at = loop.time() + self._repair_every
+                await self._repair(pool, term)
+            await asyncio.sleep(self._period)
+
+    async def _sweep(self, pool: str, term: int) -> None:
+        if closed := await self._store.expire_gaps(pool, term, self._gap_timeout_ms):
+            log.warning("pool %s: %d models closed, a command of theirs never arrived", pool, closed)
+        expired = RESULTS_PER_CALL
+        while expired == RESULTS_PER_CALL:
+            expired = await self._store.expire_results(pool, RESULTS_PER_CALL)
+        await self._payloads.drop_blobs(pool)
+
+    async def _repair(self, pool: str, term: int) -> None:
+        if tried := await self._store.repair(pool, term):
+            log.warning("pool %s: %d quarantined slots are unloaded once more", pool, tried)

@@ -1,0 +1,121 @@
+"""The training path put together: admission, model book, and the leadership of every pool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from services.common.errors import Unavailable
+from services.scheduler.dispatch.admission import TrainingAdmission
+from services.scheduler.dispatch.cell import Parts
+from services.scheduler.dispatch.driver import Driver
+from services.scheduler.dispatch.leadership import Leadership
+from services.scheduler.dispatch.models import Models
+from services.scheduler.dispatch.slot_units import SlotUnits
+from services.scheduler.dispatch.sweeper import Sweeper
+from services.scheduler.ports import (
+    Admission,
+    ArtifactReader,
+    LeaderTask,
+    ModelBook,
+    ModelDirectory,
+    SnapshotSink,
+    TrainerDirectory,
+)
+from services.scheduler.store import keys
+from services.scheduler.store.commands import CommandCache
+from services.scheduler.store.functions import Functions
+from services.scheduler.store.leases import LeaseStore
+from services.scheduler.store.models import ModelReader
+from services.scheduler.store.notices import Notices
+from services.scheduler.store.outages import reaching_redis
+from services.scheduler.store.payloads import FileBlobs, PayloadStore
+from services.scheduler.store.ready import ReadyReader
+from services.scheduler.store.training import TrainingStore
+
+log = logging.getLogger(__name__)
+
+DISCOVER_SECONDS = 1.0
+DRAIN_SECONDS = 10.0
+
+
+class Training:
+    """`admission` and `models` work on every replica; `run` dispatches where the lease is held."""
+
+    def __init__(
+        self,
+        *,
+        redis: Redis,
+        functions: Functions,
+        replica: str,
+        directory: TrainerDirectory,
+        sessions: ModelDirectory,
+        snapshots: SnapshotSink,
+        artifacts: ArtifactReader,
+        notices: Notices,
+        store_root: Path,
+        pepper: bytes,
+        leader_tasks: Sequence[LeaderTask] = (),
+        gap_timeout_seconds: float = 900.0,
+        retention_seconds: float = 86_400.0,
+        fair: bool = True,
+        weights: Mapping[str, float] | None = None,
+        lease_ttl_ms: int = 5_000,
+    ) -> None:
+        store = TrainingStore(functions, int(retention_seconds * 1000))
+        payloads = PayloadStore(redis, FileBlobs(store_root / "payloads"))
+        reader, commands = ModelReader(redis), CommandCache(redis)
+        units = SlotUnits(store, reader, artifacts, pepper)
+        parts = Parts(store, ReadyReader(redis, functions, commands), commands, payloads, units)
+        self.admission: Admission = TrainingAdmission(store, payloads, sessions, directory, artifacts)
+        self.models: ModelBook = Models(store, reader, sessions, directory)
+        self._driver = Driver(parts, directory, snapshots, fair=fair, weights=weights)
+        sweeper = Sweeper(store, payloads, gap_timeout_ms=int(gap_timeout_seconds * 1000))
+        tasks: list[LeaderTask] = [self._driver, sweeper, *leader_tasks]
+        self._leadership = Leadership(LeaseStore(functions), replica, tasks, ttl_ms=lease_ttl_ms)
+        self._redis = cast("Any", redis)
+        self._campaigns: dict[str, asyncio.Task[None]] = {}
+        notices.on_ready(self._ready)
+        notices.on_reconnect(self._driver.wake_all)
+
+    def _ready(self, pool: str, kind: str) -> None:
+        if kind != "sample":
+            self._driver.wake(pool)
+        if kind == "lease":
+            self._leadership.wake(pool)
+
+    async def run(self) -> None:
+        """Campaigns for the lease of every pool there is; until cancelled. Raises what a campaign raised."""
+        while True:
+            await self._discover()
+            waiting = list(self._campaigns.values())
+            if not waiting:
+                await asyncio.sleep(DISCOVER_SECONDS)
+                continue
+            ended, _ = await asyncio.wait(waiting, timeout=DISCOVER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
+
+    async def _discover(self) -> None:
+        try:
+            with reaching_redis():
+                names = await self._redis.smembers(keys.POOLS)
+        except Unavailable as error:
+            log.warning("cannot look for pools: %s", error)
+            return
+        for pool in sorted(name.decode() for name in names):
+            if pool not in self._campaigns:
+                self._campaigns[pool] = asyncio.create_task(self._leadership.campaign(pool))
+
+    async def stop(self) -> None:
+        """Finishes running units (bounded), then releases every lease."""
+        await self._driver.drain(DRAIN_SECONDS)
+        campaigns = list(self._campaigns.values())
+        for campaign in campaigns:
+            campaign.cancel()
+        await asyncio.gather(*campaigns, return_exceptions=True)

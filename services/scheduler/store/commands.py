@@ -1,0 +1,84 @@
+"""Facts of stored training commands that never change once admitted, cached by request key."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from tinkermesh.v1 import types_pb2 as types
+
+from services.scheduler.store import keys
+from services.scheduler.store.outages import reaching_redis
+from services.scheduler.store.payloads import Upload
+
+_FIELDS = ("request_id", "tenant", "parent", "command", "upload", "segments", "traceparent", "admitted_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCommand:
+    key: str
+    request_id: str
+    tenant: str
+    model_id: str
+    command: types.Command
+    upload: Upload
+    traceparent: str
+    admitted_ms: int
+
+    @property
+    def costs(self) -> tuple[int, ...]:
+        """Tokens per datum: input plus one label."""
+        return tuple(length + 1 for length in self.command.batch.table.lengths)
+
+
+class CommandCache:
+    """At most `limit` commands, least recently used out first."""
+
+    def __init__(self, redis: Redis, limit: int = 4096) -> None:
+        self._redis = cast("Any", redis)
+        self._limit = limit
+        self._found: OrderedDict[tuple[str, str], StoredCommand] = OrderedDict()
+
+    async def get(self, pool: str, wanted: Iterable[str]) -> dict[str, StoredCommand]:
+        """The commands under these keys, as far as their rows exist."""
+        wanted = list(wanted)
+        missing = [key for key in wanted if (pool, key) not in self._found]
+        if missing:
+            await self._fetch(pool, missing)
+        found = {key: self._found[pool, key] for key in wanted if (pool, key) in self._found}
+        for key in found:
+            self._found.move_to_end((pool, key))
+        while len(self._found) > self._limit:
+            self._found.popitem(last=False)
+        return found
+
+    async def _fetch(self, pool: str, missing: Sequence[str]) -> None:
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            for key in missing:
+                pipe.hmget(keys.req(pool, key), _FIELDS)
+            rows = await pipe.execute()
+        for key, row in zip(missing, rows, strict=True):
+            if row[0] is not None and row[3] is not None:
+                self._found[pool, key] = _stored(key, row)
+
+    def forget(self, pool: str, done: Iterable[str]) -> None:
+        for key in done:
+            self._found.pop((pool, key), None)
+
+
+def _stored(key: str, row: Sequence[bytes | None]) -> StoredCommand:
+    text = [b"" if value is None else value for value in row]
+    return StoredCommand(
+        key=key,
+        request_id=text[0].decode(),
+        tenant=text[1].decode(),
+        model_id=text[2].decode(),
+        command=types.Command.FromString(text[3]),
+        upload=Upload(text[4].decode(), int(text[5] or 0)),
+        traceparent=text[6].decode(),
+        admitted_ms=int(text[7] or 0),
+    )

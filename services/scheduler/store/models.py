@@ -1,0 +1,68 @@
+"""Reading model rows and what their queues wait for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from tinkermesh.v1 import types_pb2 as types
+
+from services.scheduler.store import keys
+from services.scheduler.store.outages import reaching_redis
+
+_FIELDS = ("tenant", "session", "state", "reason", "slot", "load_number", "base_model", "layout", "user_metadata")
+_MORE = ("next_seq", "last_checkpoint", "ending")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    model_id: str
+    tenant: str
+    session: str
+    state: str
+    reason: str
+    slot: int | None
+    load_number: int
+    base_model: str
+    layout: types.AdapterLayout
+    user_metadata: str
+    next_seq: int
+    last_checkpoint: str
+    ending: bool
+
+
+class ModelReader:
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast("Any", redis)
+
+    async def row(self, pool: str, model_id: str) -> ModelRow | None:
+        with reaching_redis():
+            values = await self._redis.hmget(keys.model(pool, model_id), (*_FIELDS, *_MORE))
+        if values[0] is None:
+            return None
+        return _row(model_id, [value or b"" for value in values])
+
+    async def missing(self, pool: str, model_id: str, seq: int) -> bool:
+        """Whether the command `seq` has not arrived."""
+        with reaching_redis():
+            return not await self._redis.hexists(keys.queue(pool, model_id), str(seq))
+
+
+def _row(model_id: str, values: list[bytes]) -> ModelRow:
+    tenant, session, state, reason, slot, load_number, base_model, layout, metadata, next_seq, path, ending = values
+    return ModelRow(
+        model_id=model_id,
+        tenant=tenant.decode(),
+        session=session.decode(),
+        state=state.decode(),
+        reason=reason.decode(),
+        slot=int(slot) if slot else None,
+        load_number=int(load_number or 0),
+        base_model=base_model.decode(),
+        layout=types.AdapterLayout.FromString(layout),
+        user_metadata=metadata.decode(),
+        next_seq=int(next_seq or 0),
+        last_checkpoint=path.decode(),
+        ending=ending == b"1",
+    )

@@ -1,0 +1,138 @@
+"""Payloads of commands: segments in Redis, or files in the shared store when they are large.
+
+They are written under a unique upload id with a time to live, before the admitting function
+attaches and keeps them; large function arguments would block the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
+
+from redis.asyncio import Redis
+
+from services.common.errors import ContractViolation
+from services.scheduler.store import keys
+from services.scheduler.store.outages import reaching_redis
+
+SEGMENT_BYTES = 512 << 10
+REDIS_LIMIT_BYTES = 8 << 20
+UPLOAD_TTL_SECONDS = 600
+BLOB_PREFIX = "blob-"
+
+
+class Upload(NamedTuple):
+    """Where a payload lies; `name` is "" for none."""
+
+    name: str
+    segments: int
+
+
+NO_UPLOAD = Upload("", 0)
+
+
+class BlobStore(Protocol):
+    """Durable bytes by name, outside Redis."""
+
+    async def put(self, name: str, data: bytes) -> None: ...
+
+    async def read(self, name: str, start: int, end: int) -> bytes:
+        """Raises ContractViolation when the blob is missing or shorter."""
+        ...
+
+    async def delete(self, name: str) -> None: ...
+
+
+class FileBlobs:
+    """One fsynced file per blob in a directory all replicas share."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def put(self, name: str, data: bytes) -> None:
+        await asyncio.to_thread(self._put, name, data)
+
+    def _put(self, name: str, data: bytes) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        temporary = self._directory / f".{name}.tmp"
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._directory / name)
+        descriptor = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    async def read(self, name: str, start: int, end: int) -> bytes:
+        return await asyncio.to_thread(self._read, name, start, end)
+
+    def _read(self, name: str, start: int, end: int) -> bytes:
+        try:
+            with (self._directory / name).open("rb") as file:
+                file.seek(start)
+                data = file.read(end - start)
+        except FileNotFoundError as error:
+            raise ContractViolation(f"payload {name} is missing in the shared store") from error
+        if len(data) != end - start:
+            raise ContractViolation(f"payload {name} is shorter than {end} bytes")
+        return data
+
+    async def delete(self, name: str) -> None:
+        await asyncio.to_thread((self._directory / name).unlink, missing_ok=True)
+
+
+class PayloadStore:
+    def __init__(self, redis: Redis, blobs: BlobStore, *, redis_limit: int = REDIS_LIMIT_BYTES) -> None:
+        self._redis = cast("Any", redis)
+        self._blobs = blobs
+        self._limit = redis_limit
+
+    async def put(self, pool: str, payload: bytes) -> Upload:
+        """Stored, but not kept until a function admits it. Raises Unavailable."""
+        if not payload:
+            return NO_UPLOAD
+        name = uuid.uuid4().hex
+        if len(payload) > self._limit:
+            name = f"{BLOB_PREFIX}{pool}-{name}"
+            await self._blobs.put(name, payload)
+            return Upload(name, 1)
+        segments = [payload[at : at + SEGMENT_BYTES] for at in range(0, len(payload), SEGMENT_BYTES)]
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            for index, segment in enumerate(segments):
+                pipe.set(keys.payload(pool, name, index), segment, ex=UPLOAD_TTL_SECONDS)
+            await pipe.execute()
+        return Upload(name, len(segments))
+
+    async def read(self, pool: str, upload: Upload, start: int, end: int) -> bytes:
+        """Bytes [start, end) of a payload. Raises ContractViolation when a part is missing, Unavailable."""
+        if start == end:
+            return b""
+        if upload.name.startswith(BLOB_PREFIX):
+            return await self._blobs.read(upload.name, start, end)
+        first, last = start // SEGMENT_BYTES, (end - 1) // SEGMENT_BYTES
+        names = [keys.payload(pool, upload.name, index) for index in range(first, last + 1)]
+        with reaching_redis():
+            found = await self._redis.mget(names)
+        if None in found:
+            raise ContractViolation(f"payload {upload.name} has lost a segment")
+        offset = first * SEGMENT_BYTES
+        data: bytes = b"".join(found)
+        return data[start - offset : end - offset]
+
+    async def drop_blobs(self, pool: str, limit: int = 100) -> int:
+        """Deletes the files of blobs whose commands have settled."""
+        with reaching_redis():
+            names = await self._redis.lrange(keys.dropped_blobs(pool), 0, limit - 1)
+        for name in names:
+            await self._blobs.delete(name.decode())
+        if names:
+            with reaching_redis():
+                await self._redis.ltrim(keys.dropped_blobs(pool), len(names), -1)
+        return len(names)

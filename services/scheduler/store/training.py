@@ -1,0 +1,180 @@
+"""The training half of the state machine: typed calls of the functions in functions/*.lua."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from services.scheduler.core.view import Clock
+from services.scheduler.store import keys
+from services.scheduler.store.functions import Functions
+from services.scheduler.store.payloads import NO_UPLOAD, Upload
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One command as it is admitted; `tokens` = cost of all its datums."""
+
+    key: str
+    fingerprint: str
+    tenant: str
+    session: str
+    model_id: str
+    seq: str
+    op: str
+    command: bytes
+    pack_key: str = ""
+    datums: int = 1
+    tokens: int = 0
+    upload: Upload = NO_UPLOAD
+    payload_bytes: int = 0
+    traceparent: str = ""
+    rejected: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NewModel:
+    base_model: str
+    layout: bytes
+    user_metadata: str
+
+
+class UnitItem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One entry of a unit, as stored beside it. An unload has no request.
+
+    k request key, m model, f first datum, n datums, o op, s slot, c 1 for a create, w rejected
+    requests in the model's window when the unit was issued, p path a load reads.
+    """
+
+    m: str
+    s: int
+    o: str = ""
+    k: str = ""
+    f: int = 0
+    n: int = 1
+    c: int = 0
+    w: int = 0
+    p: str = ""
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """What one item came to: part | done | loaded | captured | fail | alone | unloaded | quarantine."""
+
+    action: str
+    data: bytes | str = b""
+    a: str = ""
+    b: bytes | str = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningUnit:
+    unit_id: str
+    incarnation: str
+    work: bytes
+    items: list[UnitItem]
+
+
+def encode_items(items: Sequence[UnitItem]) -> bytes:
+    """JSON for Lua: absent k means no request, numbers always present."""
+    return msgspec.json.encode([_lua_item(item) for item in items])
+
+
+def _lua_item(item: UnitItem) -> dict[str, str | int]:
+    entry: dict[str, str | int] = {"m": item.m, "s": str(item.s), "o": item.o, "f": item.f, "n": item.n}
+    entry |= {"c": item.c, "w": item.w, "p": item.p}
+    if item.k:
+        entry["k"] = item.k
+    return entry
+
+
+def decode_items(data: bytes) -> list[UnitItem]:
+    return msgspec.json.decode(data, type=list[UnitItem], strict=False)
+
+
+class TrainingStore:
+    """Every method is one atomic transition. `retention_ms`: how long results stay."""
+
+    def __init__(self, functions: Functions, retention_ms: int) -> None:
+        self._call = functions.call
+        self._retention = retention_ms
+
+    # ---- admission -------------------------------------------------------------------------
+
+    async def submit(self, pool: str, submission: Submission) -> str:
+        """The request id. Raises UnknownId, Forbidden, KeyConflict, ModelClosed, InvalidInput, Unavailable."""
+        return await self._admit("train_submit", pool, submission)
+
+    async def create(self, pool: str, submission: Submission, model: NewModel) -> str:
+        extra = (model.base_model, model.layout, model.user_metadata)
+        return await self._admit("train_create", pool, submission, *extra)
+
+    async def unload(self, pool: str, submission: Submission) -> str:
+        return await self._admit("train_unload", pool, submission)
+
+    async def _admit(self, name: str, pool: str, s: Submission, *extra: str | bytes) -> str:
+        arguments = (s.key, s.fingerprint, s.tenant, s.session, s.model_id, s.seq, s.op, s.pack_key, s.datums, s.tokens)
+        stored = (s.command, s.upload.name, s.upload.segments, s.payload_bytes, s.traceparent, s.rejected)
+        answer = await self._call(name, [keys.pool_prefix(pool)], self._retention, *arguments, *stored, *extra)
+        return str(answer.decode())
+
+    # ---- units -----------------------------------------------------------------------------
+
+    async def issue(
+        self, pool: str, term: int, unit_id: str, incarnation: str, work: bytes, items: Sequence[UnitItem], clock: Clock
+    ) -> bool:
+        """Writes the unit before the trainer hears of it. False: the view has changed, nothing was written.
+
+        Raises StaleFence, Unavailable.
+        """
+        tags = [part for tenant, tag in clock.finish.items() for part in (tenant, repr(tag))]
+        head = (term, unit_id, incarnation, work, encode_items(items), repr(clock.virtual))
+        return bool(await self._call("unit_issue", [keys.pool_prefix(pool)], *head, *tags) == b"OK")
+
+    async def settle(self, pool: str, term: int, unit_id: str, settlements: Sequence[Settlement]) -> bool:
+        """Settles a unit as a whole. False: it was settled before. Raises StaleFence, Unavailable."""
+        parts = [part for s in settlements for part in (s.action, s.data, s.a, s.b)]
+        answer = await self._call("unit_settle", [keys.pool_prefix(pool)], term, self._retention, unit_id, *parts)
+        return bool(answer == b"OK")
+
+    async def refuse(self, pool: str, term: int, key: str, message: str) -> None:
+        """The command at its turn fails (user) without the trainer."""
+        await self._call("train_refuse", [keys.pool_prefix(pool)], term, self._retention, key, message)
+
+    async def snapshot_name(self, pool: str, term: int, model_id: str, name: str) -> str:
+        """`name`, remembered as taken, or the model's next free number."""
+        answer = await self._call("snapshot_name", [keys.pool_prefix(pool)], term, model_id, name)
+        return str(answer.decode())
+
+    async def artifact_done(self, pool: str, term: int, key: str, result: bytes, path: str) -> None:
+        arguments = (term, self._retention, key, "done", result, 0, path)
+        await self._call("artifact_settle", [keys.pool_prefix(pool)], *arguments)
+
+    async def artifact_failed(self, pool: str, term: int, key: str, category: int, message: str) -> None:
+        arguments = (term, self._retention, key, "failed", message, category, "")
+        await self._call("artifact_settle", [keys.pool_prefix(pool)], *arguments)
+
+    # ---- the trainer's cell ----------------------------------------------------------------
+
+    async def adopt(self, pool: str, term: int, incarnation: str, slots: int) -> int:
+        """Makes the slots those of this incarnation; answers how many held slots were lost with another."""
+        arguments = (term, self._retention, incarnation, slots)
+        return int(await self._call("cell_adopt", [keys.pool_prefix(pool)], *arguments))
+
+    async def repair(self, pool: str, term: int) -> int:
+        """Quarantined slots get one more unload; answers how many."""
+        return int(await self._call("cell_repair", [keys.pool_prefix(pool)], term))
+
+    # ---- ends ------------------------------------------------------------------------------
+
+    async def close_session(self, pool: str, session_id: str, category: int, reason: str, *, settle: bool) -> None:
+        arguments = (self._retention, session_id, category, reason, int(settle))
+        await self._call("train_close_session", [keys.pool_prefix(pool)], *arguments)
+
+    async def expire_gaps(self, pool: str, term: int, timeout_ms: int) -> int:
+        arguments = (term, self._retention, timeout_ms)
+        return int(await self._call("train_expire_gaps", [keys.pool_prefix(pool)], *arguments))
+
+    async def expire_results(self, pool: str, limit: int = 200) -> int:
+        return int(await self._call("expire_results", [keys.pool_prefix(pool)], limit))

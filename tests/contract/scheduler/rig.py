@@ -1,0 +1,314 @@
+"""The training path on real parts: Valkey, gRPC, the trainer double; only the directory is fixed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from redis.asyncio import Redis
+from tinkermesh.v1 import scheduler_pb2 as pb
+from tinkermesh.v1 import types_pb2 as types
+
+from services.common.datum_blocks import Datum, encode
+from services.common.ids import parse_request_id
+from services.scheduler.artifacts import Artifacts
+from services.scheduler.dispatch.training import Training
+from services.scheduler.results import Results
+from services.scheduler.store import keys
+from services.scheduler.store.connection import connect
+from services.scheduler.store.functions import Functions
+from services.scheduler.store.notices import Notices
+from services.scheduler.store.requests import RequestReader
+from tests.doubles.fake_trainer import BASE_MODEL, POOL, FakeTrainer, trainer_facts
+
+PEPPER = b"p" * 32
+TENANT = "tenant-a"
+LAYOUT = types.AdapterLayout(rank=8, alpha=32.0, train_attn=True, train_mlp=True, train_unembed=True)
+WAIT_SECONDS = 20.0
+
+
+class FixedDirectory:
+    """ports.TrainerDirectory over whatever trainer the test names."""
+
+    def __init__(self, facts: types.PoolFacts) -> None:
+        self.registration: pb.RegisterTrainerRequest | None = None
+        self._facts = facts
+
+    async def trainer(self, pool: str) -> pb.RegisterTrainerRequest | None:
+        return self.registration
+
+    async def draining(self, pool: str) -> bool:
+        return False
+
+    async def facts(self, pool: str) -> types.PoolFacts:
+        return self._facts
+
+    async def pools(self) -> list[types.PoolFacts]:
+        return [self._facts]
+
+
+class OnePool:
+    """ports.ModelDirectory: every model lives in the double's pool."""
+
+    async def pool_of_model(self, session_id: str, model_seq_id: int) -> str | None:
+        return POOL
+
+
+@dataclass
+class Sink:
+    """ports.SnapshotSink that remembers what was published."""
+
+    published_paths: list[tuple[str, str]] = field(default_factory=list)
+    error: Exception | None = None
+
+    async def published(self, pool: str, tenant_id: str, path: str, version_directory: str, seq: int | None) -> str:
+        if self.error is not None:
+            raise self.error
+        self.published_paths.append((path, version_directory))
+        return "" if seq is None else f"sampling-{seq}"
+
+
+class Replica:
+    """One scheduler process's training half."""
+
+    def __init__(self, url: str, directory: FixedDirectory, root: Path, sink: Sink, name: str, **options: Any) -> None:
+        self.redis = connect(url)
+        functions = Functions(self.redis)
+        self.notices = Notices(self.redis)
+        self.training = Training(
+            redis=self.redis,
+            functions=functions,
+            replica=f"{name}-{uuid.uuid4().hex[:8]}",
+            directory=directory,
+            sessions=OnePool(),
+            snapshots=sink,
+            artifacts=Artifacts(root, PEPPER, lambda _digest: ""),
+            notices=self.notices,
+            store_root=root,
+            pepper=PEPPER,
+            **options,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(self.notices.run()), asyncio.create_task(self.training.run())]
+        await asyncio.wait_for(self.notices.subscribed.wait(), 5)
+
+    async def stop(self) -> None:
+        if self._tasks:
+            await self.training.stop()
+        await self._end()
+
+    async def kill(self) -> None:
+        """As kill -9: nothing is finished, the lease is not released."""
+        campaigns = list(self.training._campaigns.values())
+        self.training._leadership._leases = cast("Any", Deaf())
+        for task in [*campaigns, *self._tasks]:
+            task.cancel()
+        await asyncio.gather(*campaigns, return_exceptions=True)
+        await self._end()
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await self.redis.aclose()
+
+
+class Deaf:
+    """A lease store of a dead process: the release never arrives."""
+
+    async def release(self, pool: str, term: int, replica: str) -> None:
+        return
+
+
+class Mesh:
+    """Two-letter verbs for tests: create, batch, step, save …, then `result`."""
+
+    def __init__(self, url: str, root: Path, **options: Any) -> None:
+        slots, budget = options.pop("slots", 4), options.pop("unit_tokens", 4096)
+        self.facts = trainer_facts(slots=slots, unit_tokens=budget)
+        self.url, self.root, self.options = url, root, options
+        self.directory = FixedDirectory(self.facts)
+        self.sink = Sink()
+        self.trainer = FakeTrainer(root, facts=self.facts)
+        self.replicas: list[Replica] = []
+        self.redis: Redis = connect(url)
+        self.results = Results(RequestReader(self.redis))
+
+    async def start(self, *, replicas: int = 1) -> None:
+        await cast("Any", self.redis.sadd(keys.POOLS, POOL))
+        await self.start_trainer()
+        for number in range(replicas):
+            await self.add_replica(f"replica{number}")
+
+    async def start_trainer(self) -> None:
+        await self.trainer.start()
+        self.directory.registration = self.trainer.registration()
+
+    async def replace_trainer(self) -> None:
+        """The old incarnation dies, a new one with empty slots registers."""
+        await self.trainer.stop()
+        self.trainer = FakeTrainer(self.root, facts=self.facts)
+        await self.start_trainer()
+
+    async def add_replica(self, name: str = "replica") -> Replica:
+        replica = Replica(self.url, self.directory, self.root, self.sink, name, **self.options)
+        await replica.start()
+        self.replicas.append(replica)
+        return replica
+
+    async def stop(self) -> None:
+        for replica in self.replicas:
+            await replica.stop()
+        await self.trainer.stop()
+        await self.redis.aclose()
+
+    # ---- verbs -----------------------------------------------------------------------------
+
+    async def submit(self, request: pb.SubmitRequest, payload: bytes = b"", replica: int = 0) -> str:
+        if not request.fingerprint:
+            request.fingerprint = fingerprint(request, payload)
+        reply = await self.replicas[replica].training.admission.submit(request, payload, "")
+        return reply.request_id
+
+    async def create(self, session: str, seq: int = 0, *, tenant: str = TENANT, rank: int = 8, seed: int = 1) -> str:
+        return await self.submit(create_request(session, seq, tenant=tenant, rank=rank, seed=seed))
+
+    async def opened(self, session: str, seq: int = 0, *, tenant: str = TENANT) -> str:
+        """The id of a model that is ready."""
+        await self.done(await self.create(session, seq, tenant=tenant))
+        return f"{session}:train:{seq}"
+
+    async def batch(self, model: str, seq: int, lengths: Sequence[int] = (3,), **options: Any) -> str:
+        request, payload = batch_request(model, seq, lengths, **options)
+        return await self.submit(request, payload)
+
+    async def step(self, model: str, seq: int, *, tenant: str = TENANT) -> str:
+        return await self.submit(step_request(model, seq, tenant=tenant))
+
+    async def command(self, model: str, seq: int, *, tenant: str = TENANT, **body: Any) -> str:
+        key = pb.ModelKey(model_id=model, seq_id=seq)
+        return await self.submit(pb.SubmitRequest(tenant_id=tenant, model=key, command=types.Command(**body)))
+
+    async def save(self, model: str, seq: int, name: str = "", *, overwrite: bool = False) -> str:
+        return await self.command(model, seq, save_weights=types.SaveWeightsBody(name=name, overwrite=overwrite))
+
+    async def unload(self, model: str, *, tenant: str = TENANT) -> str:
+        command = types.Command(unload_model=types.UnloadModelBody())
+        return await self.submit(
+            pb.SubmitRequest(tenant_id=tenant, unload=pb.UnloadKey(model_id=model), command=command)
+        )
+
+    # ---- looking ---------------------------------------------------------------------------
+
+    async def state(self, request_id: str) -> str:
+        row = parse_request_id(request_id)
+        value = await cast("Any", self.redis.hget(keys.req(row.pool, row.key), "state"))
+        return (value or b"").decode()
+
+    async def settled(self, request_id: str, tenant: str = "") -> types.Result:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while await self.state(request_id) not in ("done", "failed"):
+                await asyncio.sleep(0.01)
+        row = parse_request_id(request_id)
+        owner = tenant or (await cast("Any", self.redis.hget(keys.req(row.pool, row.key), "tenant"))).decode()
+        return types.Result.FromString(await self.results.whole(request_id, owner))
+
+    async def done(self, request_id: str) -> types.Result:
+        result = await self.settled(request_id)
+        assert result.WhichOneof("outcome") != "failure", result.failure.message
+        return result
+
+    async def failed(self, request_id: str) -> types.Failure:
+        result = await self.settled(request_id)
+        assert result.WhichOneof("outcome") == "failure", result
+        return result.failure
+
+    def kinds(self) -> list[str]:
+        return [entry["kind"] for entry in self.trainer.journal.entries]
+
+    def passes(self) -> list[dict[str, Any]]:
+        return [entry for entry in self.trainer.journal.entries if entry["kind"] == "pass"]
+
+    async def slots(self) -> dict[int, str]:
+        found = await cast("Any", self.redis.hgetall(keys.slots(POOL)))
+        return {int(slot): holder.decode() for slot, holder in found.items()}
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not await condition():
+                await asyncio.sleep(0.01)
+
+
+def new_session() -> str:
+    return str(uuid.uuid4())
+
+
+def fingerprint(request: pb.SubmitRequest, payload: bytes) -> bytes:
+    from hashlib import blake2b
+
+    return blake2b(request.command.SerializeToString(deterministic=True) + payload, digest_size=16).digest()
+
+
+def create_request(
+    session: str, seq: int = 0, *, tenant: str = TENANT, rank: int = 8, seed: int = 1
+) -> pb.SubmitRequest:
+    layout = types.AdapterLayout()
+    layout.CopyFrom(LAYOUT)
+    layout.rank = rank
+    body = types.CreateModelBody(base_model=BASE_MODEL, layout=layout, seed=seed)
+    key = pb.CreateKey(session_id=session, model_seq_id=seq)
+    return pb.SubmitRequest(tenant_id=tenant, create=key, command=types.Command(create_model=body))
+
+
+def batch_request(
+    model: str,
+    seq: int,
+    lengths: Sequence[int] = (3,),
+    *,
+    tenant: str = TENANT,
+    backward: bool = True,
+    loss: str = "cross_entropy",
+    salt: int = 0,
+    rejected: str = "",
+    **numbers: float,
+) -> tuple[pb.SubmitRequest, bytes]:
+    name = "weights" if loss == "cross_entropy" else "advantages"
+    datums = [_datum(length, name, seq * 1000 + index + salt) for index, length in enumerate(lengths)]
+    table = types.DatumTable(lengths=lengths, widths=[1] * len(lengths), fields=[name])
+    body = types.BatchBody(backward=backward, loss=types.LossConfig(loss_fn=loss, numbers=numbers), table=table)
+    key = pb.ModelKey(model_id=model, seq_id=seq)
+    command = types.Command(batch=body, rejected=rejected)
+    return pb.SubmitRequest(tenant_id=tenant, model=key, command=command), encode(datums, [name])
+
+
+def _datum(length: int, name: str, seed: int) -> Datum:
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 512, length, dtype=np.int32)
+    targets = rng.integers(0, 512, (length, 1), dtype=np.int32)
+    return Datum(tokens, targets, {name: rng.random((length, 1), dtype=np.float32)})
+
+
+def step_request(model: str, seq: int, *, tenant: str = TENANT) -> pb.SubmitRequest:
+    adam = types.AdamParams(learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-8)
+    key = pb.ModelKey(model_id=model, seq_id=seq)
+    command = types.Command(optim_step=types.OptimStepBody(adam=adam))
+    return pb.SubmitRequest(tenant_id=tenant, model=key, command=command)
+
+
+@contextlib.asynccontextmanager
+async def running_mesh(url: str, root: Path, *, replicas: int = 1, **options: Any) -> AsyncIterator[Mesh]:
+    mesh = Mesh(url, root, **options)
+    await mesh.start(replicas=replicas)
+    try:
+        yield mesh
+    finally:
+        await mesh.stop()
