@@ -509,11 +509,14 @@ class ModelInfo(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     USER_METADATA_JSON_FIELD_NUMBER: _builtins.int
+    LAST_REQUEST_UNIX_MS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     state: _builtins.str
     """creating | open | closing | closed"""
     close_reason: _builtins.str
     user_metadata_json: _builtins.str
+    last_request_unix_ms: _builtins.int
+    """0 = not known"""
     @_builtins.property
     def layout(self) -> _types_pb2.AdapterLayout: ...
     @_builtins.property
@@ -527,10 +530,11 @@ class ModelInfo(_message.Message):
         layout: _types_pb2.AdapterLayout | None = ...,
         facts: _types_pb2.PoolFacts | None = ...,
         user_metadata_json: _builtins.str = ...,
+        last_request_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_reason", b"close_reason", "facts", b"facts", "layout", b"layout", "model_id", b"model_id", "state", b"state", "user_metadata_json", b"user_metadata_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_reason", b"close_reason", "facts", b"facts", "last_request_unix_ms", b"last_request_unix_ms", "layout", b"layout", "model_id", b"model_id", "state", b"state", "user_metadata_json", b"user_metadata_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
