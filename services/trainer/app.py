@@ -44,8 +44,7 @@ def run(settings: Settings) -> None:
     settings.check()
     facts = pool.pool_facts(settings)
     Path(settings.store_root).mkdir(parents=True, exist_ok=True)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    _limit_threads(settings)
     commands: Commands = queue.SimpleQueue()
     ranks = join(settings)
     if ranks.control.rank == 0:
@@ -62,6 +61,14 @@ def run(settings: Settings) -> None:
         ranks.kill()
         raise
     ranks.leave()
+
+
+def _limit_threads(settings: Settings) -> None:
+    """Ranks on one machine share its cores unless told otherwise."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    elif settings.world > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // settings.world))
 
 
 def build_engine(settings: Settings, facts: PoolFacts) -> Engine:
@@ -107,11 +114,12 @@ class Leader:
         self._commands = commands
         self._fence = Fence(uuid.uuid4().hex)
         self._records = UnitRecords()
-        self._thread = ServiceThread(lambda error: commands.put(Stop(error)))
+        self._thread = ServiceThread(self._failed)
         self._writer = ArtifactWriter(
             Path(settings.store_root),
             Origin(settings.tp, settings.dp),
             lambda unit_id, artifact: self._thread.post(self._records.publish, unit_id, artifact),
+            self._failed,
             pending=settings.max_pending_artifacts,
             grace_seconds=settings.version_grace_seconds,
         )
@@ -142,6 +150,10 @@ class Leader:
 
     def _finished(self, unit_id: str, executed: Executed) -> None:
         self._thread.post(self._records.finish, unit_id, executed.outcome, executed.payload)
+
+    def _failed(self, error: BaseException) -> None:
+        """A thread of this process ended by an error: so does the process."""
+        self._commands.put(Stop(error))
 
     def _rank_died(self, reason: str) -> None:
         self._commands.put(Stop(RanksDiverged(reason)))

@@ -61,6 +61,7 @@ class ArtifactWriter:
         root: Path,
         origin: checkpoint.Origin,
         published: Published,
+        failed: Callable[[BaseException], None],
         *,
         pending: int,
         grace_seconds: float,
@@ -69,9 +70,11 @@ class ArtifactWriter:
         self._root = root
         self._origin = origin
         self._published = published
+        self._failed = failed
         self._grace = grace_seconds
         self._reached = reached or (lambda step: None)
         self._queue: queue.Queue[Artifact | None] = queue.Queue(maxsize=pending)
+        self._drained = threading.Event()
         self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
 
     def start(self) -> None:
@@ -92,13 +95,16 @@ class ArtifactWriter:
             self._queue.put(None, timeout=timeout_seconds)
         except queue.Full:
             return False
-        self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
+        return self._drained.wait(timeout_seconds)
 
     def _run(self) -> None:
-        while (artifact := self._queue.get()) is not None:
-            with logs.bind(unit_id=artifact.unit_id, model_id=artifact.destination.meta.model_id):
-                self._published(artifact.unit_id, self._settle(artifact))
+        try:
+            while (artifact := self._queue.get()) is not None:
+                with logs.bind(unit_id=artifact.unit_id, model_id=artifact.destination.meta.model_id):
+                    self._published(artifact.unit_id, self._settle(artifact))
+            self._drained.set()
+        except BaseException as error:  # noqa: BLE001 - the thread's boundary: without it saves would wait for ever
+            self._failed(error)
 
     def _settle(self, artifact: Artifact) -> pb.ArtifactOutcome:
         try:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import time
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -187,3 +188,20 @@ async def test_idle_ranks_are_told_so_and_stay():
     commands.put(Stop())
     await asyncio.to_thread(thread.join, 5)
     assert control.said[-1] == b"s"
+
+
+async def test_taken_port_exits_1_naming_the_address(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        trainer = TrainerProcess(stub_settings(tmp_path, listen=address))
+        assert await trainer.wait(60) == 1
+    assert address in trainer.log()
+
+
+async def test_sigterm_while_idle_exits_0_soon(tmp_path):
+    async with process(tmp_path) as (trainer, _):
+        started = time.monotonic()
+        assert await trainer.terminate() == 0
+        assert time.monotonic() - started < 5

@@ -1,0 +1,126 @@
+"""The whole trainer process with the real engine on a tiny model: train, save, load, export, resume."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.common.datum_blocks import Datum
+from tests.contract.trainer.harness import Client, TrainerProcess, connected, stub_settings
+from tools.make_tiny_qwen3 import build
+
+pytestmark = pytest.mark.engine
+
+VOCABULARY = 512
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    return build(tmp_path_factory.mktemp("model") / "tiny-qwen3")
+
+
+@asynccontextmanager
+async def trainer(root: Path, model: Path, **changes: object):
+    root.mkdir(exist_ok=True)
+    settings = stub_settings(
+        root,
+        model_path=str(model),
+        base_model="tinkermesh/tiny-qwen3",
+        pool="tiny",
+        engine="services.trainer.megatron:build_engine",
+        threads=1,
+        **changes,
+    )
+    started = TrainerProcess(settings)
+    try:
+        async with connected(await started.address()) as client:
+            yield client
+        assert await started.terminate() == 0
+    except BaseException:
+        started.kill()
+        print(started.log())
+        raise
+
+
+def datum(length: int, seed: int) -> Datum:
+    random = np.random.default_rng(seed)
+    tokens = random.integers(2, VOCABULARY, length + 1).astype(np.int32)
+    return Datum(tokens[:-1], tokens[1:, None], {"weights": np.ones((length, 1), np.float32)})
+
+
+async def steps(client: Client, slot: int, count: int, *, load: int = 1, seed: int = 0) -> None:
+    for step in range(count):
+        await client.done(client.units.train([(slot, [datum(9, seed + step), datum(14, 100 + step)])], load=load))
+        outcome = await client.done(client.units.optim(slot, load=load))
+        assert outcome.slots[0].metrics["grad_norm"] > 0
+
+
+async def logprobs(client: Client, slot: int, *, load: int = 1) -> np.ndarray:
+    outcome, scores = await client.execute(client.units.train([(slot, [datum(12, 777)])], load=load, backward=False))
+    assert not outcome.HasField("failure"), outcome
+    return np.frombuffer(scores, "<f4")
+
+
+def peft_logprobs(model: Path, adapter: Path) -> np.ndarray:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    peft = PeftModel.from_pretrained(base, adapter)
+    sample = datum(12, 777)
+    with torch.no_grad():
+        logits = peft(torch.tensor(sample.tokens[None].astype(np.int64))).logits[0]
+    picked = logits.log_softmax(-1).gather(-1, torch.tensor(sample.targets.astype(np.int64)))
+    return picked[:, 0].numpy()
+
+
+async def test_train_save_load_elsewhere_export_and_resume(tmp_path: Path, tiny_model: Path):
+    """CKPT-05, CKPT-07, SNAP-08: bitwise in another slot and another process, and equal in PEFT."""
+    store = str(tmp_path / "store")
+    async with trainer(tmp_path / "one", tiny_model, store_root=store) as client:
+        await client.done(client.units.init(0))
+        fresh = await logprobs(client, 0)
+        await steps(client, 0, 3)
+        trained = await logprobs(client, 0)
+        assert np.abs(trained - fresh).max() > 1e-3
+        version = await client.published(client.units.save(0, "k3"))
+        await client.done(client.units.load(2, version))
+        assert (await logprobs(client, 2) == trained).all()
+        snapshot = await client.published(client.units.snapshot(0, "1"))
+        await steps(client, 0, 1, seed=50)
+        await steps(client, 2, 1, seed=50)
+        uninterrupted = await logprobs(client, 0)
+        assert (await logprobs(client, 2) == uninterrupted).all()
+        await client.done(client.units.load(3, version, optimizer=False))
+        await steps(client, 3, 1, seed=50)
+        assert (await logprobs(client, 3) != uninterrupted).any(), "negative control: Adam started fresh"
+    config = json.loads((tmp_path / "store" / snapshot / "adapter_config.json").read_text())
+    assert {"q_proj", "v_proj", "gate_proj", "down_proj", "lm_head"} <= set(config["target_modules"])
+    np.testing.assert_allclose(peft_logprobs(tiny_model, tmp_path / "store" / snapshot), trained, atol=1e-4)
+    async with trainer(tmp_path / "two", tiny_model, store_root=store) as client:
+        await client.done(client.units.load(1, version))
+        await steps(client, 1, 1, seed=50)
+        assert (await logprobs(client, 1) == uninterrupted).all()
+
+
+@pytest.mark.parametrize("sizes", [{"tp": 2}, {"dp": 2}])
+async def test_checkpoint_crosses_topologies_CKPT_15_CKPT_16(tmp_path: Path, tiny_model: Path, sizes: dict[str, int]):
+    """Saved on two ranks, loaded on one and back: the next step agrees within rounding."""
+    store = str(tmp_path / "store")
+    async with trainer(tmp_path / "two", tiny_model, store_root=store, **sizes) as client:
+        await client.done(client.units.init(0))
+        await steps(client, 0, 2)
+        version = await client.published(client.units.save(0, "k2"))
+        trained = await logprobs(client, 0)
+        await steps(client, 0, 1, seed=50)
+        after = await logprobs(client, 0)
+    async with trainer(tmp_path / "one", tiny_model, store_root=store) as client:
+        await client.done(client.units.load(0, version))
+        np.testing.assert_allclose(await logprobs(client, 0), trained, atol=1e-4)
+        await steps(client, 0, 1, seed=50)
+        np.testing.assert_allclose(await logprobs(client, 0), after, atol=1e-3)
