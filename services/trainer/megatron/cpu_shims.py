@@ -1,0 +1,50 @@
+"""What Megatron-Core asks of CUDA without need, answered for a process without a GPU.
+
+Megatron-Core names torch.cuda in places that a forward and backward pass on the CPU reaches.
+Each shim below answers exactly one of them; on a machine with CUDA nothing is touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel import random as megatron_random
+
+# glibc's mallopt: keep freed activations in the process instead of returning them to the
+# kernel, which would fault every page in again in the next pass.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEEP_BYTES, _MMAP_BYTES = 1 << 30, 32 << 20
+
+
+class _CpuRngTracker:
+    """Dropout is off, so a fork of the generator is the generator."""
+
+    @contextmanager
+    def fork(self, name: str = "") -> Iterator[None]:
+        yield
+
+    def get_states(self) -> dict[str, Any]:
+        return {}
+
+
+def apply() -> None:
+    """Idempotent; does nothing when CUDA is available."""
+    if torch.cuda.is_available():
+        return
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    megatron_random._CUDA_RNG_STATE_TRACKER = _CpuRngTracker()
+    megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc not to give big blocks back to the kernel; without glibc, nothing happens."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(ctypes.c_int(_M_MMAP_THRESHOLD), ctypes.c_int(_MMAP_BYTES))
+    mallopt(ctypes.c_int(_M_TRIM_THRESHOLD), ctypes.c_int(_KEEP_BYTES))
