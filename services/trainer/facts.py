@@ -9,10 +9,10 @@ from tinkermesh.v1.types_pb2 import PoolFacts
 from services.common.errors import InvalidInput
 from services.common.ids import is_pool_name
 from services.common.model_files import ModelFiles, pool_name, read_model_files
+from services.trainer.losses import LOSSES
 from services.trainer.settings import Settings, split_names
 
 DEFAULT_CONTEXT = 2048
-LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo")
 DTYPE = "float32"
 
 
