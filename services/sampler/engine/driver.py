@@ -106,12 +106,12 @@ class EngineDriver:
 
     async def _until_dead(self, future: asyncio.Future[T], job: Job) -> T:
         if self._death.done():
-            raise self._death.result()
+            raise EngineDead(self._death.result().message)
         self._jobs.put(job)
         waiters: list[asyncio.Future[Any]] = [future, self._death]
         await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
         if not future.done():
-            raise self._death.result()
+            raise EngineDead(self._death.result().message)
         return future.result()
 
     # ---- in the engine's thread ---------------------------------------------------------

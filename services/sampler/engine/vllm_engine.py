@@ -9,6 +9,7 @@ from typing import cast
 
 import vllm
 from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -23,6 +24,8 @@ from services.sampler.engine.outputs import generated_sequence
 from services.sampler.ports import EngineAdapter, EngineDead, GeneratedSequence, SequenceRequest
 
 log = logging.getLogger(__name__)
+
+GREEDY_BELOW = 1e-5
 
 
 class VllmSteps:
@@ -73,9 +76,10 @@ def lora_request(adapter: EngineAdapter) -> LoRARequest:
 
 
 def sampling_params(request: SequenceRequest) -> SamplingParams:
-    return SamplingParams(
+    greedy = request.temperature < GREEDY_BELOW
+    params = SamplingParams(
         max_tokens=request.max_tokens,
-        temperature=request.temperature,
+        temperature=0.0 if greedy else 1.0,
         top_p=request.top_p,
         top_k=request.top_k,
         seed=request.seed,
@@ -90,7 +94,12 @@ def sampling_params(request: SequenceRequest) -> SamplingParams:
         prompt_logprobs=request.prompt_topk,
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
     )
+    if not greedy:
+        # vLLM's constructor refuses temperatures above 2 and raises those below 0.01.
+        params.temperature = request.temperature
+    return params
 
 
 class VllmEngine:
@@ -132,7 +141,7 @@ class VllmEngine:
     async def generate(self, request: SequenceRequest) -> GeneratedSequence:
         try:
             output = await self._driver.run(request.sequence_id, lambda: self._steps.submit(request, self._base))
-        except (ValueError, TypeError) as error:  # how vLLM refuses a request
+        except (VLLMClientError, ValueError, TypeError) as error:  # how vLLM refuses a request
             raise InvalidInput(f"the engine refuses the request: {error}") from error
         return generated_sequence(request, cast("RequestOutput", output))
 

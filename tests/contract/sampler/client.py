@@ -152,6 +152,12 @@ class SamplerClient:
     async def greedy(self, prompt: list[int], length: int, adapter: AdapterRef | None = None) -> Sequence:
         return (await self.sample(body(prompt, max_tokens=length, temperature=0.0), adapter))[0]
 
+    async def load(self, adapter: AdapterRef) -> pb.LoadAdapterReply:
+        return await self.stub.LoadAdapter(pb.LoadAdapterRequest(adapter=adapter), timeout=30)
+
+    async def unload(self, name: str) -> bool:
+        return (await self.stub.UnloadAdapter(pb.UnloadAdapterRequest(name=name), timeout=30)).was_loaded
+
     async def loaded(self) -> dict[str, pb.LoadedAdapter]:
         reply = await self.stub.ListAdapters(pb.ListAdaptersRequest(), timeout=10)
         return {entry.adapter.name: entry for entry in reply.adapters}

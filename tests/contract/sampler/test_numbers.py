@@ -10,6 +10,7 @@ import torch
 from tinkermesh.v1.types_pb2 import AdapterRef
 
 from tests.contract.sampler.client import SamplerClient, body, rows
+from tests.contract.sampler.conftest import MAX_ADAPTERS, AdapterMaker
 from tests.contract.sampler.reference import Reference
 
 pytestmark = pytest.mark.engine
@@ -57,8 +58,13 @@ async def test_greedy_tokens_equal_the_argmax_of_the_merged_model_SNAP_08(
 
 
 async def test_mixed_batch_of_base_and_two_adapters_equals_each_alone_ADD_06(
-    client: SamplerClient, adapter_a: AdapterRef, adapter_b: AdapterRef
+    client: SamplerClient, make_adapter: AdapterMaker, adapter_a: AdapterRef, adapter_b: AdapterRef
 ) -> None:
+    # Every place is taken: a base row that went without an adapter would get the last one's delta.
+    others = [make_adapter(f"filler-{seed}@1", seed=seed) for seed in range(90, 88 + MAX_ADAPTERS)]
+    for adapter in (adapter_a, adapter_b, *others):
+        await client.load(adapter)
+    assert len(await client.loaded()) == MAX_ADAPTERS
     users: list[AdapterRef | None] = [None, adapter_a, adapter_b, None, adapter_b, adapter_a]
     prompts = [prompt_of(20 + 3 * index, index) for index in range(len(users))]
     alone = [await client.greedy(prompt, 32, user) for prompt, user in zip(prompts, users, strict=True)]
@@ -145,6 +151,16 @@ def tempered(logits: torch.Tensor, temperature: float, top_k: int, top_p: float)
     return scaled.log_softmax(-1)
 
 
+@pytest.mark.parametrize("temperature", [5.0, 0.05, 0.002])
+async def test_extreme_temperatures_are_honoured_exactly(
+    client: SamplerClient, base_reference: Reference, temperature: float
+) -> None:
+    (made,) = await client.sample(body(PROMPT, max_tokens=12, temperature=temperature, seed=3))
+    logits = base_reference.logits(PROMPT + made.tokens)[len(PROMPT) - 1 : -1].double() / temperature
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(made.tokens)[:, None])[:, 0].numpy()
+    assert float(np.abs(made.logprobs - expected).max()) <= TOLERANCE / min(temperature, 1.0)
+
+
 async def test_greedy_logprobs_are_those_of_the_untempered_distribution(
     client: SamplerClient, base_reference: Reference
 ) -> None:
@@ -166,9 +182,7 @@ async def test_topk_prompt_logprobs_are_best_first_with_a_masked_first_row_LOSS_
 
 
 async def test_prompt_logprobs_last_n_hides_the_earlier_ones(client: SamplerClient) -> None:
-    result = await client.result(
-        body(PROMPT, prompt_logprobs=True, topk_prompt_logprobs=2, prompt_logprobs_last_n=3)
-    )
+    result = await client.result(body(PROMPT, prompt_logprobs=True, topk_prompt_logprobs=2, prompt_logprobs_last_n=3))
     scores = np.frombuffer(result.prompt_logprobs, "<f4")
     assert np.isnan(scores[:-3]).all() and np.isfinite(scores[-3:]).all()
     assert (rows(result.topk_prompt_logprobs)[1][:-3] == -99999.0).all()
