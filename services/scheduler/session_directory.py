@@ -27,6 +27,10 @@ class SessionDirectory:
         self._remember(session_id, model_seq_id, held)
         return held
 
+    async def check_owner(self, tenant_id: str, session_id: str) -> None:
+        """Raises UnknownId, Forbidden."""
+        await self._store.owned(session_id, tenant_id)
+
     async def pool_of_model(self, session_id: str, model_seq_id: int) -> str | None:
         known = self._known.get((session_id, model_seq_id))
         if known is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
@@ -12,6 +13,7 @@ from tinkermesh.v1 import types_pb2 as types
 from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
+from services.scheduler.store.payloads import SEGMENT_BYTES
 
 _SESSION_FIELDS = ("tenant", "session", "base_model", "model_path", "adapter_name", "adapter_path")
 _WAITING_FIELDS = ("tenant", "adapter_name", "adapter_path", "traceparent", "request_id", "admitted_ms", "sequences")
@@ -56,12 +58,6 @@ class WaitingSample:
     admitted_ms: int
     sequences: int
     sampler: str = ""  # where it runs, "" = nowhere
-
-
-class LargeResult(NamedTuple):
-    upload: str
-    segments: int
-    size: int
 
 
 class SamplingStore:
@@ -142,20 +138,33 @@ class SamplingStore:
         commands = await self._call("sampling_start", [keys.pool_prefix(pool)], str(term), *flat)
         return [types.Command.FromString(data) if data else None for data in commands]
 
-    async def requeue(self, pool: str, key: str) -> None:
-        await self._call("sampling_requeue", [keys.pool_prefix(pool)], key)
+    async def requeue(self, pool: str, key: str) -> bool:
+        """False = it is settled meanwhile."""
+        return bool(await self._call("sampling_requeue", [keys.pool_prefix(pool)], key))
 
-    async def settle(
-        self, pool: str, key: str, result: types.Result, retention_ms: int, large: LargeResult | None = None
-    ) -> tuple[bool, str]:
+    async def settle(self, pool: str, key: str, result: types.Result, retention_ms: int) -> tuple[bool, str]:
         """(this settlement won, the sampler it ran on or "")."""
         state = "failed" if result.WhichOneof("outcome") == "failure" else "done"
-        data = b"" if large else result.SerializeToString()
-        upload, segments, size = large or ("", 0, 0)
+        data = result.SerializeToString()
+        upload, segments = "", 0
+        if len(data) > SEGMENT_BYTES:
+            upload, segments = await self._store_segments(pool, data, retention_ms)
+        inline = b"" if upload else data
+        prefix = [keys.pool_prefix(pool)]
         won, sampler = await self._call(
-            "sampling_settle", [keys.pool_prefix(pool)], key, state, data, retention_ms, upload, segments, size
+            "sampling_settle", prefix, key, state, inline, retention_ms, upload, segments, len(data)
         )
         return bool(won), sampler.decode()
+
+    async def _store_segments(self, pool: str, data: bytes, keep_ms: int) -> tuple[str, int]:
+        upload = uuid.uuid4().hex
+        segments = [data[at : at + SEGMENT_BYTES] for at in range(0, len(data), SEGMENT_BYTES)]
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            for index, segment in enumerate(segments):
+                pipe.set(keys.payload(pool, upload, index), segment, px=keep_ms)
+            await pipe.execute()
+        return upload, len(segments)
 
     async def sweep(self, pool: str, limit: int, keep_ms: int) -> int:
         return int(await self._call("sampling_sweep", [keys.pool_prefix(pool)], limit, keep_ms))

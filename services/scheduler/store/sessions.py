@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from redis.asyncio import Redis
 
+from services.common.errors import Forbidden, UnknownId
 from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
@@ -71,6 +72,11 @@ class SessionStore:
             values = await self._redis.hvals(f"{keys.session_prefix(session_id)}:{children}")
         return sorted({value.decode() for value in values})
 
+    async def child_ids(self, session_id: str, children: Children) -> list[int]:
+        with reaching_redis():
+            fields = await self._redis.hkeys(f"{keys.session_prefix(session_id)}:{children}")
+        return sorted(int(field) for field in fields)
+
     async def finish(self, session_id: str, tenant_id: str, detail: str) -> str:
         """The state before. Until it is `forget`-ten, a sweeper completes what this replica may not."""
         before = await self._call("session_finish", [keys.session_prefix(session_id)], tenant_id, detail)
@@ -117,6 +123,15 @@ class SessionStore:
             return None
         tenant, state, beat, version, reason = ((value or b"").decode() for value in values)
         return SessionRow(session_id, tenant, state, int(beat or 0), version, reason)
+
+    async def owned(self, session_id: str, tenant_id: str) -> SessionRow:
+        """Raises UnknownId, Forbidden."""
+        row = await self.row(session_id)
+        if row is None:
+            raise UnknownId(f"session_id {session_id[:64]!r} is not known, or expired long ago; create a new session")
+        if row.tenant_id != tenant_id:
+            raise Forbidden(f"session_id {session_id} belongs to another tenant")
+        return row
 
     async def latest(self, limit: int) -> list[str]:
         """Ids of indexed sessions, the latest beat first."""

@@ -1,15 +1,7 @@
 -- Sampling sessions and samples. KEYS[1] is always the pool prefix; sequence ids stay strings.
 
-local MINIMUM_FREE = '-inf'
-
-local function pool_of(prefix) return string.match(prefix, '{p:(.+)}$') end
 local function row_key(prefix, key) return prefix .. ':req:' .. key end
 local function session_key(prefix, id) return prefix .. ':sampling:' .. id end
-
-local function publish_settled(prefix, request_id)
-  local pool = pool_of(prefix)
-  redis.call('PUBLISH', 'tm:settled:' .. pool, request_id)
-end
 
 -- ARGV: id, then field, value, … (tenant first). Answers the row's {tenant, base_model, model_path}.
 register('sampling_open', function(keys, args)
@@ -32,48 +24,20 @@ register('sampling_close', function(keys, args)
   return redis.call('SMEMBERS', keys[1] .. ':sampling_open:' .. args[1])
 end)
 
--- Write the final outcome; the caller has checked that the row is open.
-local function settle(prefix, key, row, state, result, retention_ms)
-  local now = now_ms()
-  redis.call('HSET', row_key(prefix, key), 'state', state, 'result', result, 'result_bytes', #result,
-    'settled_ms', int(now), 'expires_ms', int(now + retention_ms))
+-- The final outcome of a sample, with everything that counts it as open. False = it was settled before.
+local function settle_sample(context, key, state, result)
+  local prefix = context.prefix
+  local tenant, parent = unpack(redis.call('HMGET', row_key(prefix, key), 'tenant', 'parent'))
+  if not settle_row(context, key, state, result) then return false end
+  redis.call('HDEL', row_key(prefix, key), 'command')
   redis.call('ZREM', prefix .. ':samples', key)
   redis.call('HDEL', prefix .. ':samples_running', key)
-  redis.call('SREM', prefix .. ':sampling_open:' .. row.parent, key)
-  redis.call('ZADD', prefix .. ':samples_settled', int(now + retention_ms), key)
-  if redis.call('HINCRBY', prefix .. ':sample_counts', row.tenant, -1) <= 0 then
-    redis.call('HDEL', prefix .. ':sample_counts', row.tenant)
+  redis.call('SREM', prefix .. ':sampling_open:' .. parent, key)
+  redis.call('ZADD', prefix .. ':samples_settled', int(context.now + context.retention), key)
+  if redis.call('HINCRBY', prefix .. ':sample_counts', tenant, -1) <= 0 then
+    redis.call('HDEL', prefix .. ':sample_counts', tenant)
   end
-  publish_settled(prefix, row.request_id)
-end
-
--- A retry after retention: the key answers a terminal failure under its next generation.
-local function renew_expired(prefix, key, request_id, retention_ms)
-  local generation = tonumber(string.match(request_id, '%.(%d+)$')) + 1
-  local renewed = pool_of(prefix) .. '.' .. key .. '.' .. int(generation)
-  local now = now_ms()
-  local text = 'the result of this sample expired after its retention; send the request with a new seq_id'
-  local result = failure_bytes(USER, text)
-  redis.call('HDEL', row_key(prefix, key), 'result_upload', 'result_segments')
-  redis.call('HSET', row_key(prefix, key), 'request_id', renewed, 'state', 'failed', 'result', result,
-    'result_bytes', #result, 'settled_ms', int(now), 'expires_ms', int(now + retention_ms))
-  redis.call('ZADD', prefix .. ':samples_settled', int(now + retention_ms), key)
-  return renewed
-end
-
-local function retried(prefix, args)
-  local key = args[2]
-  local row = redis.call('HMGET', row_key(prefix, key), 'tenant', 'fingerprint', 'request_id', 'sequence_ids', 'expires_ms')
-  if not row[1] then return nil end
-  if row[1] ~= args[3] then return refuse('forbidden', 'sampling session belongs to another tenant') end
-  if row[2] ~= args[4] then
-    return refuse('key_conflict', 'seq_id ' .. args[5] .. ' was already used with a different request; use a new seq_id')
-  end
-  local request_id = row[3]
-  if row[5] and tonumber(row[5]) <= now_ms() then
-    request_id = renew_expired(prefix, key, request_id, tonumber(args[10]))
-  end
-  return { request_id, row[4] }
+  return true
 end
 
 local function refused_session(session, tenant)
@@ -89,32 +53,36 @@ end
 -- 7 command, 8 traceparent, 9 limit of open samples per tenant, 10 retention (ms), 11 a result when
 -- the sample fails at once, else ''. Answers {request id, sequence ids}.
 register('sampling_admit', function(keys, args)
-  local prefix = keys[1]
-  local known = retried(prefix, args)
-  if known then return known end
+  local prefix, key, tenant = keys[1], args[2], args[3]
+  local context = begin(prefix, args[10])
+  local known = known_key(context, key, tenant, args[4])
+  if type(known) == 'table' then return known end
+  if known then return { known, redis.call('HGET', row_key(prefix, key), 'sequence_ids') } end
   local session = redis.call('HMGET', session_key(prefix, args[1]),
     'tenant', 'state', 'session', 'adapter_name', 'adapter_path', 'reason')
-  local refusal = refused_session(session, args[3])
+  local refusal = refused_session(session, tenant)
   if refusal then return refusal end
   local counts = prefix .. ':sample_counts'
-  if tonumber(redis.call('HGET', counts, args[3]) or '0') >= tonumber(args[9]) then
+  if tonumber(redis.call('HGET', counts, tenant) or '0') >= tonumber(args[9]) then
     return refuse('busy', 'this tenant has ' .. args[9] .. ' samples in flight already; retry later')
   end
-  local key = args[2]
   local request_id = pool_of(prefix) .. '.' .. key .. '.0'
-  local arrival = redis.call('INCR', prefix .. ':arrival')
-  redis.call('HSET', row_key(prefix, key), 'request_id', request_id, 'fingerprint', args[4], 'tenant', args[3],
+  local arrival = int(redis.call('INCR', prefix .. ':arrival'))
+  local sequences = select(2, string.gsub(args[6], ' ', '')) + 1
+  redis.call('HSET', row_key(prefix, key), 'request_id', request_id, 'fingerprint', args[4], 'tenant', tenant,
     'session', session[3], 'parent', args[1], 'kind', 'sample', 'op', 'sample', 'seq', args[5],
-    'arrival', int(arrival), 'state', 'queued', 'command', args[7], 'traceparent', args[8], 'units', '',
-    'sequence_ids', args[6], 'sequences', select(2, string.gsub(args[6], ' ', '')) + 1, 'adapter_name', session[4], 'adapter_path', session[5], 'admitted_ms', int(now_ms()))
-  redis.call('HINCRBY', counts, args[3], 1)
+    'arrival', arrival, 'state', 'queued', 'command', args[7], 'traceparent', args[8], 'units', '',
+    'sequence_ids', args[6], 'sequences', sequences, 'adapter_name', session[4], 'adapter_path', session[5],
+    'admitted_ms', int(context.now))
+  redis.call('HINCRBY', counts, tenant, 1)
   redis.call('SADD', prefix .. ':sampling_open:' .. args[1], key)
   if args[11] ~= '' then
-    settle(prefix, key, { parent = args[1], tenant = args[3], request_id = request_id }, 'failed', args[11], tonumber(args[10]))
+    settle_sample(context, key, 'failed', args[11])
   else
-    redis.call('ZADD', prefix .. ':samples', int(arrival), key)
-    redis.call('PUBLISH', 'tm:ready:' .. pool_of(prefix), 'sample')
+    redis.call('ZADD', prefix .. ':samples', arrival, key)
+    publish_ready(context, 'sample')
   end
+  publish_settled(context)
   return { request_id, args[6] }
 end)
 
@@ -127,9 +95,8 @@ end)
 -- before. Answers per key the command, or '' when it is settled. Refused under another term.
 register('sampling_start', function(keys, args)
   local prefix = keys[1]
-  if redis.call('HGET', prefix .. ':lease', 'term') ~= args[1] then
-    return refuse('stale_fence', 'the pool has another lease holder')
-  end
+  local stale = stale_term(prefix, args[1])
+  if stale then return stale end
   local commands = {}
   local now = int(now_ms())
   for i = 2, #args, 2 do
@@ -152,7 +119,7 @@ end)
 register('sampling_requeue', function(keys, args)
   local prefix, key = keys[1], args[1]
   local row = redis.call('HMGET', row_key(prefix, key), 'state', 'arrival')
-  if row[1] ~= 'running' then return 0 end
+  if row[1] ~= 'running' then return row[1] == 'queued' and 1 or 0 end
   redis.call('HSET', row_key(prefix, key), 'state', 'queued')
   redis.call('HDEL', prefix .. ':samples_running', key)
   redis.call('ZADD', prefix .. ':samples', row[2], key)
@@ -164,18 +131,14 @@ end)
 -- the sampler it ran on or ''}.
 register('sampling_settle', function(keys, args)
   local prefix, key = keys[1], args[1]
-  local fields = redis.call('HMGET', row_key(prefix, key), 'state', 'tenant', 'parent', 'request_id')
-  if fields[1] ~= 'queued' and fields[1] ~= 'running' then return { 0, '' } end
+  local context = begin(prefix, args[4])
   local sampler = redis.call('HGET', prefix .. ':samples_running', key) or ''
-  local row = { tenant = fields[2], parent = fields[3], request_id = fields[4] }
-  if args[5] ~= '' then
-    redis.call('HSET', row_key(prefix, key), 'result_upload', args[5], 'result_segments', args[6])
-  end
-  settle(prefix, key, row, args[2], args[3], tonumber(args[4]))
+  if not settle_sample(context, key, args[2], args[3]) then return { 0, '' } end
   if args[5] ~= '' then
     redis.call('HDEL', row_key(prefix, key), 'result')
-    redis.call('HSET', row_key(prefix, key), 'result_bytes', args[7])
+    redis.call('HSET', row_key(prefix, key), 'result_upload', args[5], 'result_segments', args[6], 'result_bytes', args[7])
   end
+  publish_settled(context)
   return { 1, sampler }
 end)
 
@@ -185,7 +148,7 @@ register('sampling_sweep', function(keys, args)
   local prefix = keys[1]
   local now = now_ms()
   local index = prefix .. ':samples_settled'
-  local due = redis.call('ZRANGEBYSCORE', index, MINIMUM_FREE, int(now), 'LIMIT', 0, args[1])
+  local due = redis.call('ZRANGEBYSCORE', index, '-inf', int(now), 'LIMIT', 0, args[1])
   for _, key in ipairs(due) do
     local parent = redis.call('HGET', row_key(prefix, key), 'parent')
     if parent and redis.call('EXISTS', session_key(prefix, parent)) == 1 then

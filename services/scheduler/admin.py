@@ -1,0 +1,197 @@
+"""The Admin service: look at everything, drain and resume a trainer."""
+
+from __future__ import annotations
+
+from tinkermesh.v1 import admin_pb2 as pb
+from tinkermesh.v1 import admin_pb2_grpc
+from tinkermesh.v1 import types_pb2 as types
+
+from services.common.errors import Gone, UnknownId
+from services.common.grpc_boundary import Context
+from services.common.ids import ModelId, parse_request_id
+from services.scheduler.admin_reports import future_report, request_report, slot_report
+from services.scheduler.directory import Directory
+from services.scheduler.results import Results
+from services.scheduler.store.overview import Overview
+from services.scheduler.store.registry import RegistryStore
+from services.scheduler.store.sampling import SamplingStore
+from services.scheduler.store.sessions import SessionRow, SessionStore
+
+DEFAULT_LIMIT = 100
+LARGEST_LIMIT = 1_000
+
+
+class Admin(admin_pb2_grpc.AdminServicer):
+    def __init__(
+        self,
+        *,
+        overview: Overview,
+        registry: RegistryStore,
+        directory: Directory,
+        sessions: SessionStore,
+        samples: SamplingStore,
+        results: Results,
+    ) -> None:
+        self._overview = overview
+        self._registry = registry
+        self._directory = directory
+        self._sessions = sessions
+        self._samples = samples
+        self._results = results
+
+    async def ListPools(self, request: pb.AdminListPoolsRequest, context: Context) -> pb.AdminListPoolsReply:
+        return pb.AdminListPoolsReply(pools=[await self._pool(pool) for pool in await self._registry.pools()])
+
+    async def ListTrainers(self, request: pb.ListTrainersRequest, context: Context) -> pb.ListTrainersReply:
+        reply = pb.ListTrainersReply()
+        for pool in await self._pools(request.pool):
+            running = await self._overview.running_units(pool)
+            for member in await self._registry.members(pool, "trainers"):
+                reply.trainers.add(
+                    pool=pool,
+                    trainer_id=member.member_id,
+                    incarnation=member.incarnation,
+                    address=member.trainer().address,
+                    seen_ms_ago=member.seen_ms_ago,
+                    draining=member.draining,
+                    running_unit=" ".join(unit for unit in sorted(running)),
+                )
+        return reply
+
+    async def ListSamplers(self, request: pb.ListSamplersRequest, context: Context) -> pb.ListSamplersReply:
+        reply = pb.ListSamplersReply()
+        for pool in await self._pools(request.pool):
+            counts = await self._samples.running_counts(pool)
+            for member in await self._registry.members(pool, "samplers"):
+                registration = member.sampler()
+                reply.samplers.add(
+                    pool=pool,
+                    sampler_id=member.member_id,
+                    incarnation=member.incarnation,
+                    address=registration.address,
+                    role=registration.role,
+                    seen_ms_ago=member.seen_ms_ago,
+                    in_flight=counts.get(member.member_id, 0),
+                )
+        return reply
+
+    async def ListSlots(self, request: pb.ListSlotsRequest, context: Context) -> pb.ListSlotsReply:
+        reply = pb.ListSlotsReply()
+        for pool in await self._pools(request.pool):
+            slots = [
+                slot_report(pool, int(slot), holder) for slot, holder in (await self._overview.slots(pool)).items()
+            ]
+            models = await self._overview.models(pool, [slot.model_id for slot in slots], ("tenant",))
+            for slot, model in zip(slots, models, strict=True):
+                slot.tenant_id = model["tenant"]
+            reply.slots.extend(sorted(slots, key=lambda slot: slot.slot))
+        return reply
+
+    async def ListQueues(self, request: pb.ListQueuesRequest, context: Context) -> pb.ListQueuesReply:
+        reply = pb.ListQueuesReply()
+        for pool in await self._pools(request.pool):
+            now_ms = await self._overview.now_ms()
+            for model_id in (await self._overview.busy_models(pool))[:LARGEST_LIMIT]:
+                reply.queues.append(await self._queue(pool, model_id, now_ms))
+        return reply
+
+    async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsReply:
+        reply = pb.ListSessionsReply()
+        now_ms = await self._overview.now_ms()
+        limit = _limit(request.limit)
+        for session_id in await self._sessions.latest(LARGEST_LIMIT):
+            row = await self._sessions.row(session_id)
+            if row is not None and request.tenant_id in ("", row.tenant_id) and len(reply.sessions) < limit:
+                reply.sessions.append(await self._session(row, now_ms))
+        return reply
+
+    async def ListFutures(self, request: pb.ListFuturesRequest, context: Context) -> pb.ListFuturesReply:
+        reply = pb.ListFuturesReply()
+        now_ms = await self._overview.now_ms()
+        limit = _limit(request.limit)
+        state = {"issued": "running"}.get(request.state, request.state)
+        for pool in await self._pools(request.pool):
+            rows = await self._overview.requests(pool, state, limit - len(reply.futures))
+            reply.futures.extend(future_report(row, now_ms) for row in rows)
+            if len(reply.futures) >= limit:
+                break
+        return reply
+
+    async def InspectRequest(self, request: pb.InspectRequestRequest, context: Context) -> pb.RequestReport:
+        parsed = parse_request_id(request.request_id)
+        row = await self._overview.request(parsed.pool, parsed.key)
+        if not row["request_id"]:
+            raise UnknownId(f"request_id {request.request_id} is not known")
+        report = request_report(row, await self._overview.now_ms())
+        if row["state"] == "failed":
+            report.failure.CopyFrom(await self._failure(row["request_id"], row["tenant"]))
+        return report
+
+    async def DrainTrainer(self, request: pb.DrainTrainerRequest, context: Context) -> pb.DrainTrainerReply:
+        await self._registry.drain(request.pool, request.trainer_id, on=True)
+        self._directory.refresh(request.pool)
+        return pb.DrainTrainerReply()
+
+    async def ResumeTrainer(self, request: pb.ResumeTrainerRequest, context: Context) -> pb.ResumeTrainerReply:
+        await self._registry.drain(request.pool, request.trainer_id, on=False)
+        self._directory.refresh(request.pool)
+        return pb.ResumeTrainerReply()
+
+    async def _pools(self, pool: str) -> list[str]:
+        """Raises UnknownId."""
+        known = await self._registry.pools()
+        if pool and pool not in known:
+            raise UnknownId(f"pool {pool!r} is not known; there are: {', '.join(known) or 'none'}")
+        return [pool] if pool else known
+
+    async def _pool(self, pool: str) -> pb.AdminPool:
+        facts = await self._registry.facts(pool)
+        lease, counters = await self._overview.lease(pool), await self._overview.counters(pool)
+        held = sum(1 for holder in (await self._overview.slots(pool)).values() if holder)
+        expired = int(lease.get("expires_ms", 0)) <= await self._overview.now_ms()
+        return pb.AdminPool(
+            facts=facts or types.PoolFacts(pool=pool),
+            term=int(lease.get("term", 0)),
+            leader="" if expired else lease.get("replica", ""),
+            models=held + await self._overview.waiting_creates(pool),
+            queued_commands=sum(await self._overview.depths(pool, await self._overview.busy_models(pool))),
+            units_total=int(counters.get("units_total", 0)),
+            datums_total=int(counters.get("datums_total", 0)),
+            shared_units_total=int(counters.get("shared_units_total", 0)),
+        )
+
+    async def _queue(self, pool: str, model_id: str, now_ms: int) -> pb.QueueReport:
+        model = (await self._overview.models(pool, [model_id], ("tenant", "next_seq")))[0]
+        waiting, rows = await self._overview.queued(pool, model_id)
+        next_seq = int(model["next_seq"] or 0)
+        oldest = min((int(row["admitted_ms"]) for row in rows if row["admitted_ms"]), default=now_ms)
+        return pb.QueueReport(
+            pool=pool,
+            model_id=model_id,
+            tenant_id=model["tenant"],
+            depth=len(waiting),
+            oldest_age_ms=now_ms - oldest,
+            next_seq_id=next_seq,
+            gap_at=next_seq if waiting and next_seq not in waiting else 0,
+        )
+
+    async def _session(self, row: SessionRow, now_ms: int) -> pb.SessionReport:
+        model_seqs = await self._sessions.child_ids(row.session_id, "models")
+        return pb.SessionReport(
+            session_id=row.session_id,
+            tenant_id=row.tenant_id,
+            state=row.state,
+            beat_ms_ago=now_ms - row.beat_ms,
+            model_ids=[str(ModelId(row.session_id, seq)) for seq in model_seqs],
+            sdk_version=row.sdk_version,
+        )
+
+    async def _failure(self, request_id: str, tenant_id: str) -> types.Failure:
+        try:
+            return types.Result.FromString(await self._results.whole(request_id, tenant_id)).failure
+        except Gone:
+            return types.Failure(message="the result has expired")
+
+
+def _limit(asked: int) -> int:
+    return min(asked or DEFAULT_LIMIT, LARGEST_LIMIT)

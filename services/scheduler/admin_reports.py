@@ -1,0 +1,57 @@
+"""Rows as the Admin service shows them."""
+
+from __future__ import annotations
+
+from tinkermesh.v1 import admin_pb2 as pb
+
+from services.scheduler.store.overview import Row
+
+EVENTS = ("admitted", "issued", "captured", "settled")
+
+
+def slot_report(pool: str, slot: int, holder: str) -> pb.SlotReport:
+    """`holder` is "", a model id, ``unload:<model id>`` or ``quarantine:<model id>``."""
+    what, _, model_id = holder.partition(":")
+    if what == "quarantine":
+        return pb.SlotReport(pool=pool, slot=slot, state="quarantined", model_id=model_id)
+    if what == "unload":
+        return pb.SlotReport(pool=pool, slot=slot, state="held", model_id=model_id)
+    return pb.SlotReport(pool=pool, slot=slot, state="held" if holder else "free", model_id=holder)
+
+
+def future_report(row: Row, now_ms: int) -> pb.FutureReport:
+    state = "issued" if row["state"] == "running" else row["state"]
+    return pb.FutureReport(
+        request_id=row["request_id"],
+        op=row["op"],
+        state=state,
+        model_id=row["parent"],
+        tenant_id=row["tenant"],
+        age_ms=now_ms - _number(row["admitted_ms"], now_ms),
+    )
+
+
+def request_report(row: Row, now_ms: int) -> pb.RequestReport:
+    report = pb.RequestReport(
+        future=future_report(row, now_ms),
+        seq_id=_number(row["seq"]),
+        arrival=_number(row["arrival"]),
+        datums=_number(row["datums"]),
+        datums_issued=_number(row["issued"]),
+        unit_ids=row["units"].split(),
+        traceparent=row["traceparent"],
+    )
+    times = [(_number(row[f"{event}_ms"]), event) for event in EVENTS]
+    for at, event in sorted(entry for entry in times if entry[0]):
+        report.timeline.add(event=event, unix_ms=at, detail=_detail(event, row))
+    return report
+
+
+def _detail(event: str, row: Row) -> str:
+    if event == "settled":
+        return row["state"]
+    return row["units"] if event == "issued" else ""
+
+
+def _number(text: str, default: int = 0) -> int:
+    return int(text) if text else default

@@ -1,0 +1,133 @@
+"""One scheduler replica: starts, serves until it is told to stop, ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.descriptor import ServiceDescriptor
+from redis.asyncio import Redis
+from tinkermesh.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+
+from services.common.errors import Unavailable
+from services.common.grpc_server import GrpcServer
+from services.scheduler.parts import Parts, assemble
+from services.scheduler.settings import Settings
+from services.scheduler.startup_checks import check_redis
+from services.scheduler.store.connection import connect
+from services.scheduler.store.functions import Functions
+from services.scheduler.store.notices import Notices
+
+log = logging.getLogger(__name__)
+
+REDIS_WAIT_SECONDS = 30.0
+RETRY_SECONDS = 0.2
+CLOSE_SECONDS = 2.0
+
+
+class App:
+    """`start`, then `wait` for a stop or the first failure, then `stop`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._redis: Redis = connect(settings.redis_url)
+        self._notices = Notices(self._redis)
+        self._parts: Parts | None = None
+        self._server = GrpcServer([service.full_name for service in _services()])
+        self._tasks: list[asyncio.Task[None]] = []
+        self.port = 0
+
+    async def start(self) -> int:
+        """Serving when it returns; answers the bound port. Raises InvalidInput, Unavailable, RuntimeError."""
+        settings = self._settings
+        functions = Functions(self._redis)
+        await self._reach_redis(functions)
+        parts = self._parts = assemble(settings, self._redis, functions, self._notices)
+        self._run(self._notices.run(), "notices")
+        async with asyncio.timeout(REDIS_WAIT_SECONDS):
+            await self._notices.subscribed.wait()
+        self._run(parts.watches.run(), "watches")
+        self._run(parts.sweeper.run(), "sweeper")
+        self._run(parts.training.run(), "training")
+        scheduler_pb2_grpc.add_SchedulerServicer_to_server(parts.scheduler, self._server.server)
+        scheduler_pb2_grpc.add_RegistryServicer_to_server(parts.registry, self._server.server)
+        admin_pb2_grpc.add_AdminServicer_to_server(parts.admin, self._server.server)
+        self.port = await self._server.start(settings.listen)
+        if settings.port_file:
+            _write_port(Path(settings.port_file), self.port)
+        log.info("replica %s serves at port %d", settings.replica, self.port)
+        return self.port
+
+    async def wait(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set. Raises what a background task raised."""
+        stopping = asyncio.create_task(stop.wait())
+        done, _ = await asyncio.wait([stopping, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        for task in done:
+            task.result()
+
+    async def stop(self) -> None:
+        """Admission ends, running units finish, leases are released, streams end, connections close."""
+        if self._parts is not None:
+            self._parts.front.stop_admission()
+            await self._server.set_serving(False)
+            await self._parts.training.stop()
+            self._parts.watches.end_all()
+            await self._server.stop(CLOSE_SECONDS)
+            await self._parts.fleet.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._redis.aclose()
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    async def _reach_redis(self, functions: Functions) -> None:
+        deadline = asyncio.get_running_loop().time() + REDIS_WAIT_SECONDS
+        while True:
+            try:
+                await check_redis(self._redis, strict=self._settings.durability == "strict")
+                return await functions.load()
+            except Unavailable as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise Unavailable(f"{error} (redis_url {self._settings.redis_url})") from error
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def run(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT. The first failure is the one raised."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    app = App(settings)
+    try:
+        await app.start()
+        await app.wait(stop)
+    except BaseException:
+        await _stop_quietly(app)
+        raise
+    await app.stop()
+
+
+async def _stop_quietly(app: App) -> None:
+    try:
+        await app.stop()
+    except Exception:  # noqa: BLE001 - must not hide the failure that ends the process
+        log.exception("closing after a failure failed too")
+
+
+def _services() -> Sequence[ServiceDescriptor]:
+    scheduler = scheduler_pb2.DESCRIPTOR.services_by_name
+    return [scheduler["Scheduler"], scheduler["Registry"], admin_pb2.DESCRIPTOR.services_by_name["Admin"]]
+
+
+def _write_port(path: Path, port: int) -> None:
+    """Atomically: a reader sees the whole number or nothing."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(f"{port}\n")
+    temporary.replace(path)

@@ -1,0 +1,35 @@
+"""Samples as work of the lease holder: one run per pool and term."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.scheduler.sampling.fleet import Fleet
+from services.scheduler.sampling.limits import SamplingLimits
+from services.scheduler.sampling.pool_run import PoolRun
+from services.scheduler.store.notices import Notices
+from services.scheduler.store.sampling import SamplingStore
+
+
+class SampleDispatcher:
+    """Implements ports.LeaderTask."""
+
+    def __init__(self, store: SamplingStore, fleet: Fleet, notices: Notices, limits: SamplingLimits) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._limits = limits
+        self._wakes: dict[str, asyncio.Event] = {}
+        notices.on_ready(lambda pool, _work: self._wake([pool]))
+        notices.on_reconnect(lambda: self._wake(list(self._wakes)))
+
+    async def run(self, pool: str, term: int) -> None:
+        wake = self._wakes[pool] = asyncio.Event()
+        try:
+            await PoolRun(pool, term, self._store, self._fleet, self._limits, wake).run()
+        finally:
+            self._wakes.pop(pool, None)
+
+    def _wake(self, pools: list[str]) -> None:
+        for pool in pools:
+            if (wake := self._wakes.get(pool)) is not None:
+                wake.set()

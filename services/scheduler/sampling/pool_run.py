@@ -1,0 +1,217 @@
+"""Sends the waiting samples of one pool to its samplers, under one term.
+
+What waits is mirrored here; that a sample runs, and where, is in Redis before the sampler hears
+of it, so the next lease holder finds everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from tinkermesh.v1 import types_pb2 as types
+
+from services.common.errors import StaleFence, TinkermeshError, Unavailable
+from services.scheduler.sampling.fleet import Fleet
+from services.scheduler.sampling.limits import SamplingLimits
+from services.scheduler.sampling.link import SamplerLink
+from services.scheduler.sampling.outcome import Verdict, server_failure
+from services.scheduler.sampling.router import choose
+from services.scheduler.sampling.serving import Retry, attempt
+from services.scheduler.sampling.turns import Turns
+from services.scheduler.sampling.waiting import Waiting
+from services.scheduler.store.sampling import SamplingStore
+
+log = logging.getLogger(__name__)
+
+PULL_LIMIT = 512
+START_LIMIT = 64
+TICK_SECONDS = 1.0
+IDLE_SECONDS = 5.0
+
+T = TypeVar("T")
+Placement = tuple[Waiting, SamplerLink]
+
+
+class PoolRun:
+    def __init__(
+        self, pool: str, term: int, store: SamplingStore, fleet: Fleet, limits: SamplingLimits, wake: asyncio.Event
+    ) -> None:
+        self._pool = pool
+        self._term = term
+        self._store = store
+        self._fleet = fleet
+        self._limits = limits
+        self._wake = wake
+        self._turns: Turns[Waiting] = Turns(fair=limits.fair)
+        self._held: set[str] = set()  # keys that wait or run here
+        self._seen_arrival = 0
+        self._without_sampler_since = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until cancelled, or until another replica holds the lease."""
+        try:
+            await self._until_stale()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _until_stale(self) -> None:
+        adopted = False
+        while True:
+            try:
+                if not adopted:
+                    await self._adopt()
+                    adopted = True
+                await self._pull()
+                await self._place()
+            except StaleFence as error:
+                log.info("pool %s: another replica dispatches samples: %s", self._pool, error)
+                return
+            except Unavailable as error:
+                log.warning("pool %s: samples wait: %s", self._pool, error)
+            await self._next()
+
+    async def _next(self) -> None:
+        try:
+            async with asyncio.timeout(TICK_SECONDS if len(self._turns) else IDLE_SECONDS):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._wake.clear()
+
+    # -- what waits ----------------------------------------------------------------------
+
+    async def _adopt(self) -> None:
+        """Samples an earlier lease holder sent out: their sampler answers a repeat from its running call."""
+        links = {link.sampler_id: link for link in await self._fleet.links(self._pool)}
+        for sample in await self._store.running(self._pool):
+            if sample.key in self._held:
+                continue
+            link = links.get(sample.sampler)
+            if link is None:
+                await self._store.requeue(self._pool, sample.key)
+                continue
+            self._held.add(sample.key)
+            link.in_flight += sample.sequences
+            await self._start([(Waiting(sample, self._now()), link)])
+
+    async def _pull(self) -> None:
+        while True:
+            found = await self._store.waiting(self._pool, self._seen_arrival, PULL_LIMIT)
+            for sample in found:
+                self._seen_arrival = sample.arrival
+                if sample.key not in self._held:
+                    self._held.add(sample.key)
+                    self._turns.join(sample.tenant_id, Waiting(sample, self._now()))
+            if len(found) < PULL_LIMIT:
+                return
+
+    async def _place(self) -> None:
+        links = await self._fleet.links(self._pool)
+        if any(link.usable for link in links):
+            self._without_sampler_since = 0.0
+        elif len(self._turns):
+            await self._give_up()
+        while batch := self._next_batch(links):
+            await self._start(batch)
+
+    def _next_batch(self, links: list[SamplerLink]) -> list[Placement]:
+        batch: list[Placement] = []
+        while len(batch) < START_LIMIT and (waiting := self._turns.peek()) is not None:
+            link = choose(waiting.adapter_name, waiting.sample.sequences, links)
+            if link is None:
+                break
+            self._turns.take()
+            link.in_flight += waiting.sample.sequences
+            batch.append((waiting, link))
+        return batch
+
+    async def _give_up(self) -> None:
+        """No sampler can be reached: what has waited for one too long fails."""
+        now = self._now()
+        self._without_sampler_since = self._without_sampler_since or now
+        bound = self._limits.sampler_wait_seconds
+        for waiting in self._turns.all():
+            if now - max(self._without_sampler_since, waiting.joined_at) > bound:
+                self._turns.remove(waiting)
+                text = f"pool {self._pool} had no live sampler for {bound:g} s"
+                await self._settle(waiting, server_failure("dispatch", text))
+
+    # -- what runs -----------------------------------------------------------------------
+
+    async def _start(self, batch: list[Placement]) -> None:
+        try:
+            pairs = [(waiting.key, link.sampler_id) for waiting, link in batch]
+            commands = await self._store.start(self._pool, self._term, pairs)
+        except TinkermeshError:
+            for waiting, link in batch:
+                link.in_flight -= waiting.sample.sequences
+                self._turns.rejoin(waiting.tenant_id, waiting)
+            raise
+        for (waiting, link), command in zip(batch, commands, strict=True):
+            if command is None:
+                link.in_flight -= waiting.sample.sequences
+                self._held.discard(waiting.key)
+            else:
+                self._spawn(waiting, link, command.sample)
+
+    def _spawn(self, waiting: Waiting, link: SamplerLink, body: types.SampleBody) -> None:
+        task = asyncio.create_task(self._serve(waiting, link, body))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a sample's task failed", exc_info=error)
+        self._wake.set()
+
+    async def _serve(self, waiting: Waiting, link: SamplerLink, body: types.SampleBody) -> None:
+        try:
+            outcome = await attempt(waiting, link, body, self._limits.sample_seconds)
+        finally:
+            link.in_flight -= waiting.sample.sequences
+        if isinstance(outcome, Retry):
+            await self._again(waiting, link, outcome)
+        else:
+            await self._settle(waiting, outcome)
+
+    async def _again(self, waiting: Waiting, link: SamplerLink, retry: Retry) -> None:
+        if not await self._persist(lambda: self._store.requeue(self._pool, waiting.key)):
+            self._held.discard(waiting.key)  # settled meanwhile, such as cancelled
+            return
+        if retry.verdict is Verdict.ELSEWHERE:
+            link.suspect()
+            waiting.lost_on.add(link.incarnation)
+        troubled = waiting.trouble(self._now())
+        log.warning("sample on %s at stage %s: %s", link.sampler_id, retry.stage, retry.reason)
+        if waiting.given_up or troubled > self._limits.sampler_wait_seconds:
+            text = f"{retry.reason} (tried for {troubled:.0f} s; {len(waiting.lost_on)} samplers lost)"
+            await self._settle(waiting, server_failure(retry.stage, text))
+            return
+        if retry.verdict is Verdict.LATER:
+            await asyncio.sleep(TICK_SECONDS)
+        self._turns.rejoin(waiting.tenant_id, waiting)
+
+    async def _settle(self, waiting: Waiting, result: types.Result) -> None:
+        await self._persist(lambda: self._store.settle(self._pool, waiting.key, result, self._limits.retention_ms))
+        self._held.discard(waiting.key)
+
+    async def _persist(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Until Redis takes it; each of these writes may be repeated."""
+        while True:
+            try:
+                return await write()
+            except Unavailable as error:
+                log.warning("pool %s: an outcome waits for Redis: %s", self._pool, error)
+                await asyncio.sleep(TICK_SECONDS)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

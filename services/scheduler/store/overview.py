@@ -1,0 +1,128 @@
+"""Read-only looks at a pool for the Admin service; every list is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from services.scheduler.store import keys
+from services.scheduler.store.outages import reaching_redis
+
+SCAN_COUNT = 500
+SCANNED_ROWS = 50_000
+QUEUE_SAMPLE = 256
+
+Row = Mapping[str, str]
+
+# Everything of a request row that is small text.
+REQUEST_FIELDS = (
+    "request_id",
+    "tenant",
+    "session",
+    "parent",
+    "kind",
+    "op",
+    "seq",
+    "arrival",
+    "state",
+    "traceparent",
+    "units",
+    "datums",
+    "issued",
+    "admitted_ms",
+    "issued_ms",
+    "captured_ms",
+    "settled_ms",
+    "result_bytes",
+)
+
+
+class Overview:
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast("Any", redis)
+
+    async def now_ms(self) -> int:
+        with reaching_redis():
+            seconds, micros = await self._redis.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def lease(self, pool: str) -> Row:
+        return await self._hash(keys.lease(pool))
+
+    async def counters(self, pool: str) -> Row:
+        return await self._hash(keys.counters(pool))
+
+    async def slots(self, pool: str) -> Row:
+        return await self._hash(keys.slots(pool))
+
+    async def running_units(self, pool: str) -> list[str]:
+        with reaching_redis():
+            return _texts(await self._redis.smembers(keys.running_units(pool)))
+
+    async def busy_models(self, pool: str) -> list[str]:
+        """Models with commands to look at: ready, waiting for a slot, or for a missing command."""
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            for name in (keys.active(pool), keys.creates(pool), keys.gaps(pool)):
+                pipe.zrange(name, 0, -1)
+            found = await pipe.execute()
+        return sorted({model for names in found for model in _texts(names)})
+
+    async def waiting_creates(self, pool: str) -> int:
+        with reaching_redis():
+            return int(await self._redis.zcard(keys.creates(pool)))
+
+    async def depths(self, pool: str, model_ids: Iterable[str]) -> list[int]:
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            for model_id in model_ids:
+                pipe.hlen(keys.queue(pool, model_id))
+            return [int(depth) for depth in await pipe.execute()]
+
+    async def models(self, pool: str, model_ids: Iterable[str], fields: tuple[str, ...]) -> list[Row]:
+        return await self._rows([keys.model(pool, model_id) for model_id in model_ids], fields)
+
+    async def queued(self, pool: str, model_id: str) -> tuple[set[int], list[Row]]:
+        """Sequence ids waiting in a model's queue, and the rows of the first of them."""
+        with reaching_redis():
+            queue = {
+                int(seq): key.decode() for seq, key in (await self._redis.hgetall(keys.queue(pool, model_id))).items()
+            }
+        first = [keys.req(pool, queue[seq]) for seq in sorted(queue)[:QUEUE_SAMPLE]]
+        return set(queue), await self._rows(first, ("admitted_ms", "seq"))
+
+    async def requests(self, pool: str, state: str, limit: int) -> list[Row]:
+        """Request rows in `state` ("" = any); looks at a bounded number of them."""
+        found: list[Row] = []
+        seen = 0
+        cursor = 0
+        while True:
+            with reaching_redis():
+                cursor, names = await self._redis.scan(cursor, match=keys.req(pool, "*"), count=SCAN_COUNT)
+            seen += len(names)
+            rows = await self._rows(_texts(names), REQUEST_FIELDS)
+            found += [row for row in rows if row["request_id"] and (not state or row["state"] == state)]
+            if cursor == 0 or len(found) >= limit or seen >= SCANNED_ROWS:
+                return found[:limit]
+
+    async def request(self, pool: str, key: str) -> Row:
+        return (await self._rows([keys.req(pool, key)], REQUEST_FIELDS))[0]
+
+    async def _hash(self, name: str) -> Row:
+        with reaching_redis():
+            found = await self._redis.hgetall(name)
+        return {field.decode(): value.decode(errors="replace") for field, value in found.items()}
+
+    async def _rows(self, names: list[str], fields: tuple[str, ...]) -> list[Row]:
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            for name in names:
+                pipe.hmget(name, fields)
+            rows = await pipe.execute() if names else []
+        return [dict(zip(fields, ((value or b"").decode() for value in row), strict=True)) for row in rows]
+
+
+def _texts(values: Iterable[bytes]) -> list[str]:
+    return [value.decode() for value in values]
