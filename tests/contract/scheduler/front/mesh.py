@@ -1,0 +1,202 @@
+"""Scheduler replicas in the test's own loop, on a real Valkey, spoken to by real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import numpy as np
+from tinkermesh.v1 import admin_pb2_grpc, scheduler_pb2_grpc
+from tinkermesh.v1 import scheduler_pb2 as pb
+from tinkermesh.v1 import types_pb2 as types
+
+from services.common.errors import TinkermeshError, from_rpc_error
+from services.common.grpc_channel import open_channel
+from services.common.keyring import load_pepper
+from services.scheduler.app import App
+from services.scheduler.settings import Settings
+
+T = TypeVar("T")
+POOL = "double"
+BASE = "tinkermesh/double"
+ALICE, BOB = "tenant-alice", "tenant-bob"
+SOON = 10.0
+
+
+async def eventually(check: Callable[[], Awaitable[T] | T], seconds: float = SOON) -> T:
+    """The first true answer of `check`; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = check()
+        if isinstance(answer, Awaitable):
+            answer = await answer
+        if answer:
+            return answer  # type: ignore[return-value]
+        assert time.monotonic() < deadline, "did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def refused(kind: type[TinkermeshError], *words: str) -> AsyncIterator[None]:
+    """The block must fail with this typed error, its text naming `words`."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        typed = from_rpc_error(error)
+        assert type(typed) is kind, f"{type(typed).__name__}: {typed}"
+        for word in words:
+            assert word in typed.message, typed.message
+        return
+    raise AssertionError(f"was not refused with {kind.__name__}")
+
+
+class Replica:
+    """One scheduler with its stubs."""
+
+    def __init__(self, app: App, port: int) -> None:
+        self.app = app
+        self.address = f"127.0.0.1:{port}"
+        self.channel = open_channel(self.address)
+        self.scheduler = scheduler_pb2_grpc.SchedulerStub(self.channel)
+        self.registry = scheduler_pb2_grpc.RegistryStub(self.channel)
+        self.admin = admin_pb2_grpc.AdminStub(self.channel)
+
+    async def stop(self) -> None:
+        await self.channel.close(None)
+        await self.app.stop()
+
+
+@dataclass
+class FrontMesh:
+    redis_url: str
+    store_root: Path
+    pepper_file: Path
+    replicas: list[Replica] = field(default_factory=list)
+    closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+
+    @property
+    def pepper(self) -> bytes:
+        return load_pepper(self.pepper_file)
+
+    async def replica(self, **settings: float | str | bool) -> Replica:
+        app = App(
+            Settings(
+                store_root=str(self.store_root),
+                pepper_file=str(self.pepper_file),
+                redis_url=self.redis_url,
+                listen="127.0.0.1:0",
+                replica=f"replica-{len(self.replicas)}",
+                **settings,  # type: ignore[arg-type]
+            )
+        )
+        replica = Replica(app, await app.start())
+        self.replicas.append(replica)
+        return replica
+
+    async def stop(self) -> None:
+        for close in reversed(self.closers):
+            await close()
+        for replica in self.replicas:
+            await replica.stop()
+
+    @property
+    def addresses(self) -> str:
+        return ",".join(replica.address for replica in self.replicas)
+
+
+async def session(replica: Replica, tenant: str = ALICE, key: str = "") -> str:
+    request = pb.CreateSessionRequest(tenant_id=tenant, idempotency_key=key, sdk_version="0.38.0")
+    return (await replica.scheduler.CreateSession(request)).session_id
+
+
+async def base_sampler(replica: Replica, session_id: str, seq: int = 0, tenant: str = ALICE) -> str:
+    request = pb.CreateSamplingSessionRequest(
+        tenant_id=tenant, session_id=session_id, sampling_session_seq_id=seq, base_model=BASE
+    )
+    return (await replica.scheduler.CreateSamplingSession(request)).sampling_session_id
+
+
+def sample_request(
+    sampling_session_id: str, seq: int, *, tenant: str = ALICE, n: int = 1, tokens: int = 4, print_: bytes = b""
+) -> pb.SubmitRequest:
+    body = types.SampleBody(
+        prompt_tokens=np.array([1, 2, 3], "<i4").tobytes(), num_samples=n, max_tokens=tokens, temperature=1.0, top_p=1.0
+    )
+    body.top_k = -1
+    return pb.SubmitRequest(
+        tenant_id=tenant,
+        sample=pb.SampleKey(sampling_session_id=sampling_session_id, seq_id=seq),
+        fingerprint=print_ or bytes(16),
+        command=types.Command(sample=body),
+    )
+
+
+def create_request(session_id: str, seq: int = 0, *, tenant: str = ALICE, base: str = BASE) -> pb.SubmitRequest:
+    layout = types.AdapterLayout(rank=4, alpha=32.0, train_attn=True, train_mlp=True, train_unembed=True)
+    return pb.SubmitRequest(
+        tenant_id=tenant,
+        create=pb.CreateKey(session_id=session_id, model_seq_id=seq),
+        fingerprint=bytes(16),
+        command=types.Command(create_model=types.CreateModelBody(base_model=base, layout=layout)),
+    )
+
+
+def save_for_sampler(model_id: str, seq: int, *, tenant: str = ALICE, name: str = "", key: int = 0) -> pb.SubmitRequest:
+    body = types.SaveForSamplerBody(name=name)
+    if not name:
+        body.sampling_session_seq_id = key
+    return command(model_id, seq, types.Command(save_for_sampler=body), tenant=tenant)
+
+
+def command(model_id: str, seq: int, body: types.Command, *, tenant: str = ALICE) -> pb.SubmitRequest:
+    return pb.SubmitRequest(
+        tenant_id=tenant, model=pb.ModelKey(model_id=model_id, seq_id=seq), fingerprint=bytes(16), command=body
+    )
+
+
+async def result(replica: Replica, request_id: str, tenant: str = ALICE, seconds: float = SOON) -> types.Result:
+    """Waits for the settlement as a gateway does."""
+    async with watching(replica) as watch:
+        await watch.add(request_id, tenant=tenant)
+        event = await watch.next(seconds)
+        assert event.state == pb.WATCH_STATE_SETTLED, event
+        if event.HasField("result"):
+            return event.result
+        return types.Result.FromString(await whole(replica, request_id, tenant))
+
+
+async def whole(replica: Replica, request_id: str, tenant: str = ALICE) -> bytes:
+    call = replica.scheduler.GetResult(pb.GetResultRequest(tenant_id=tenant, request_id=request_id))
+    return b"".join([frame.data async for frame in call])
+
+
+class Watching:
+    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:  # type: ignore[type-arg]
+        self._call = call
+
+    async def send(self, request: pb.WatchRequest) -> None:
+        await self._call.write(request)
+
+    async def add(self, *request_ids: str, tenant: str = ALICE) -> None:
+        await self.send(pb.WatchRequest(add=[pb.WatchItem(tenant_id=tenant, request_id=r) for r in request_ids]))
+
+    async def next(self, seconds: float = SOON) -> pb.WatchEvent:
+        async with asyncio.timeout(seconds):
+            event = await self._call.read()
+        assert isinstance(event, pb.WatchEvent), "the stream ended"
+        return event
+
+
+@asynccontextmanager
+async def watching(replica: Replica) -> AsyncIterator[Watching]:
+    call = replica.scheduler.Watch()
+    try:
+        yield Watching(call)
+    finally:
+        call.cancel()
