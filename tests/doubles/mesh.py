@@ -28,6 +28,7 @@ from services.local.supervisor import ChildFailed
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.faults import write_rules
 from tests.doubles.journal import read
+from tests.doubles.valkey import free_port
 
 T = TypeVar("T")
 START_SECONDS = 90.0
@@ -37,9 +38,12 @@ CALL_SECONDS = 60.0
 class DoubledMesh(LocalMesh):
     """LocalMesh with the doubles where trainer and sampler were, and more variables for the control plane."""
 
-    def __init__(self, settings: LocalSettings, variables: dict[str, str], trainer_options: Sequence[str]) -> None:
+    def __init__(
+        self, settings: LocalSettings, variables: dict[str, str], trainer_options: Sequence[str], separate: bool
+    ) -> None:
         self._variables = variables
         self._trainer_options = tuple(trainer_options)
+        self.separate = [f"{settings.host}:{free_port()}" for _ in range(1, settings.gateways) if separate]
         super().__init__(settings)
 
     def specs(self) -> Sequence[ChildSpec]:
@@ -47,6 +51,9 @@ class DoubledMesh(LocalMesh):
             replace(spec, environment={**spec.environment, **self._variables})
             for spec in control_plane(self.settings, self.addresses)
         ]
+        for number, address in enumerate(self.separate, start=1):
+            place = next(n for n, spec in enumerate(control) if spec.name == f"gateway-{number}")
+            control[place] = _listening_at(control[place], address)
         return [
             *control,
             self._double("trainer", self.addresses.trainer, StopRank.TRAINER, self._trainer_options),
@@ -76,7 +83,16 @@ class DoubledMesh(LocalMesh):
         )
 
 
+def _listening_at(gateway: ChildSpec, address: str) -> ChildSpec:
+    variables = {k: v for k, v in gateway.environment.items() if not k.endswith("_LISTEN_FD")}
+    return replace(
+        gateway, address=address, inherit=(), environment={**variables, "TINKERMESH_GATEWAY_LISTEN": address}
+    )
+
+
 class MeshProcesses:
+    """`separate_gateways`: every gateway on a port of its own (`gateway_urls`) instead of one shared socket."""
+
     def __init__(
         self,
         directory: Path,
@@ -85,6 +101,7 @@ class MeshProcesses:
         schedulers: int = 1,
         variables: dict[str, str] | None = None,
         trainer_options: Sequence[str] = (),
+        separate_gateways: bool = False,
     ) -> None:
         self.settings = LocalSettings(
             model=Path("unused"),
@@ -101,10 +118,10 @@ class MeshProcesses:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mesh", daemon=True)
         self._thread.start()
-        self.mesh = self._call(self._make(variables or {}, trainer_options))
+        self.mesh = self._call(self._make(variables or {}, trainer_options, separate_gateways))
 
-    async def _make(self, variables: dict[str, str], options: Sequence[str]) -> DoubledMesh:
-        return DoubledMesh(self.settings, variables, options)
+    async def _make(self, variables: dict[str, str], options: Sequence[str], separate: bool) -> DoubledMesh:
+        return DoubledMesh(self.settings, variables, options, separate)
 
     def start(self) -> MeshProcesses:
         """Raises AssertionError with the failed child's last lines."""
@@ -129,6 +146,10 @@ class MeshProcesses:
     @property
     def base_url(self) -> str:
         return self.mesh.base_url
+
+    @property
+    def gateway_urls(self) -> list[str]:
+        return [self.base_url, *(f"http://{address}" for address in self.mesh.separate)]
 
     @property
     def api_key(self) -> str:
