@@ -105,7 +105,7 @@ def running(make: Callable[[LocalSettings], LocalMesh], **options: Any) -> Itera
 def doubled(slots: int) -> Iterator[RunningMesh]:
     """Gateway, scheduler and Valkey as they are; trainer and sampler compute nothing to speak of."""
     options = ("--slots", str(slots))
-    with running(lambda s: DoubledMesh(s, {}, options), model=Path("unused"), model_name=BASE_MODEL) as mesh:
+    with running(lambda s: DoubledMesh(s, {}, options, separate=False), model=Path("unused"), model_name=BASE_MODEL) as mesh:
         yield mesh
 
 
