@@ -31,7 +31,7 @@ def routes(gateway: Gateway) -> list[Route]:
         endpoint(gateway, "/unload_model", unload_model),
         endpoint(gateway, "/weights_info", weights_info),
         endpoint(gateway, "/training_runs/{run_id}", training_run, ("GET",)),
-        endpoint(gateway, "/training_runs/{run_id}/checkpoints/{checkpoint_id:path}", delete_checkpoint, ("DELETE",)),
+        endpoint(gateway, "/training_runs/{run_id}/checkpoints/{kind}/{name}", delete_checkpoint, ("DELETE",)),
     ]
 
 
@@ -118,7 +118,7 @@ async def training_run(call: Call) -> Response:
 
 async def delete_checkpoint(call: Call) -> Response:
     run_id = _run_id(call)
-    path = parse_checkpoint_id(run_id, call.path("checkpoint_id"))
+    path = parse_checkpoint_id(run_id, f"{call.path('kind')}/{call.path('name')}")
     await call.gateway.scheduler.delete_checkpoint(call.tenant, run_id, path.checkpoint_id)
     return Response(status_code=204)
 

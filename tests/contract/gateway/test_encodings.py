@@ -1,0 +1,179 @@
+"""JSON, protobuf and protobuf+zstd are three spellings of one command."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from tests.contract.gateway import wire_forms as forms
+from tests.contract.gateway.conftest import Client
+from tests.contract.gateway.fake_scheduler import FakeScheduler
+
+DATA = [forms.supervised([5, 6, 7], [0.1, -2.5, 1e-30]), forms.supervised([9, 8])]
+REQUESTS: list[tuple[str, list[dict[str, Any]], dict[str, Any] | None]] = [
+    ("cross_entropy", DATA, None),
+    ("ppo", [forms.policy([1, 2, 3])], {"clip_low_threshold": 0.7, "clip_high_threshold": 1.3}),
+    ("dro", [forms.policy([1, 2, 3]), forms.policy([4])], {"beta": 0.25}),
+]
+
+
+@pytest.mark.parametrize(("loss", "data", "config"), REQUESTS, ids=[r[0] for r in REQUESTS])
+async def test_three_encodings_are_one_command_IDEM_09_API_03(
+    client: Client, scheduler: FakeScheduler, model: str, loss: str, data: list[dict[str, Any]], config: Any
+) -> None:
+    body = forms.request(model, 1, data, loss, loss_fn_config=config)
+    answers = [
+        await client.post("forward_backward", body),
+        await client.protobuf(forms.to_protobuf(body)),
+        await client.protobuf(forms.to_protobuf(body, split=True)),
+        await client.protobuf(forms.to_zstd(body), content_encoding="zstd"),
+    ]
+    assert len({answer.json()["request_id"] for answer in answers}) == 1
+    assert len(scheduler.submitted) == 1
+
+
+async def test_encodings_agree_byte_for_byte_in_payload_and_fingerprint_API_03(
+    client: Client, scheduler: FakeScheduler, model: str
+) -> None:
+    for seq, encode in enumerate((None, forms.to_protobuf, forms.to_zstd), start=1):
+        body = forms.request(model, seq, DATA)
+        if encode is None:
+            await client.post("forward_backward", body)
+        else:
+            headers = {"content_encoding": "zstd"} if encode is forms.to_zstd else {}
+            await client.protobuf(encode(body), **headers)
+    assert len({one.payload for one in scheduler.submitted}) == 1
+    assert len({one.request.fingerprint for one in scheduler.submitted}) == 1
+
+
+async def test_sparse_and_dense_are_one_command(client: Client, scheduler: FakeScheduler, model: str) -> None:
+    targets = forms.tensor([6, 7, 8], "int64")
+    dense = forms.datum([5, 6, 7], target_tokens=targets, weights=forms.tensor([0.0, 2.0, 0.0], "float32"))
+    csr = forms.datum([5, 6, 7], target_tokens=targets, weights=forms.sparse([2.0], [0, 1], [1], [3]))
+    first = await client.protobuf(forms.to_protobuf(forms.request(model, 1, [dense])))
+    second = await client.protobuf(forms.to_protobuf(forms.request(model, 1, [csr])))
+    assert first.json() == second.json()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": [forms.supervised([5, 6, 8]), DATA[1]]},
+        {"data": list(reversed(DATA))},
+        {"data": DATA[:1]},
+        {"forward_only": True},
+    ],
+    ids=["token", "order", "count", "op"],
+)
+async def test_another_payload_under_a_used_key_is_refused_and_disturbs_nothing_IDEM_09(
+    client: Client, scheduler: FakeScheduler, model: str, change: dict[str, Any]
+) -> None:
+    first = await client.post("forward_backward", forms.request(model, 1, DATA))
+    change = dict(change)
+    data = change.pop("data", DATA)
+    second = await client.post("forward_backward", forms.request(model, 1, data, **change))
+    assert second.status_code == 400
+    assert "already used" in second.json()["detail"]
+    assert "metrics" in (await client.result(first.json()["request_id"])).json()
+
+
+async def test_one_in_text_and_one_as_number_are_not_the_same_command_PACK_02(client: Client, model: str) -> None:
+    body = forms.request(model, 1, [forms.policy([1])], "dro", loss_fn_config={"beta": 1})
+    first = await client.post("forward_backward", body)
+    body["forward_backward_input"]["loss_fn_config"] = {"beta": 1.0}
+    assert (await client.post("forward_backward", body)).json() == first.json()
+    body["forward_backward_input"]["loss_fn_config"] = {"beta": "1"}
+    assert (await client.post("forward_backward", body)).status_code == 400
+
+
+async def test_none_and_empty_config_are_the_same_PACK_02(client: Client, model: str) -> None:
+    first = await client.post("forward_backward", forms.request(model, 1, DATA))
+    second = await client.post("forward_backward", forms.request(model, 1, DATA, loss_fn_config={}))
+    assert first.json() == second.json()
+
+
+# ---- zstd ----------------------------------------------------------------------------------
+
+
+def frame_without_content_size(data: bytes) -> bytes:
+    stream = zstandard.ZstdCompressor().compressobj()
+    return stream.compress(data) + stream.flush()
+
+
+async def test_frame_without_content_size_is_accepted_VAL_14(client: Client, model: str) -> None:
+    body = frame_without_content_size(forms.to_protobuf(forms.request(model, 1, DATA)))
+    assert (await client.protobuf(body, content_encoding="zstd")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda frame: frame[:-3], "truncated"),
+        (lambda frame: frame[: len(frame) // 2], "truncated|not valid zstd"),
+        (lambda frame: frame + b"garbage", "bytes after its zstd frame|not valid zstd"),
+        (lambda frame: frame + frame, "bytes after its zstd frame"),
+        (lambda frame: b"\xff" * 40, "not valid zstd"),
+        (lambda frame: b"", "truncated|not valid zstd"),
+        (lambda frame: frame[:9] + bytes([frame[9] ^ 0xFF]) + frame[10:], "zstd|protobuf"),
+    ],
+    ids=["cut", "half", "trailing", "two frames", "not zstd", "empty", "flipped"],
+)
+async def test_broken_zstd_is_400_VAL_14(client: Client, model: str, damage: Any, text: str) -> None:
+    frame = frame_without_content_size(forms.to_protobuf(forms.request(model, 1, DATA * 20)))
+    response = await client.protobuf(damage(frame), content_encoding="zstd")
+    assert response.status_code == 400
+    assert any(part in response.json()["detail"] for part in text.split("|")), response.text
+
+
+async def test_other_content_encoding_is_400_API_06(client: Client, model: str) -> None:
+    response = await client.protobuf(b"x", content_encoding="gzip")
+    assert (response.status_code, response.json()["error"]) == (400, "invalid_input")
+
+
+async def test_zip_bomb_is_refused_quickly_and_in_little_memory_VAL_14(client: Client) -> None:
+    stream = zstandard.ZstdCompressor(level=3).compressobj()
+    block = bytes(1 << 22)
+    bomb = b"".join([stream.compress(block) for _ in range(256)]) + stream.flush()
+    assert len(bomb) < 200_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.monotonic()
+    response = await client.protobuf(bomb, content_encoding="zstd")
+    took = time.monotonic() - began
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert response.status_code == 413
+    assert took < 1.0
+    assert grown < 64, f"{grown:.0f} MiB"
+
+
+async def test_oversized_body_is_413(client: Client, model: str) -> None:
+    response = await client.protobuf(bytes((64 << 20) + 1))
+    assert response.status_code == 413
+    assert "limit" in response.json()["detail"]
+
+
+async def test_large_bodies_do_not_stall_heartbeats_VAL_20(client: Client, model: str, session: str) -> None:
+    tokens = (np.arange(256) % 500).tolist()
+    body = forms.to_protobuf(forms.request(model, 1, [forms.supervised(tokens)] * 1000))
+    assert len(body) > 4_000_000
+    waits: list[float] = []
+
+    async def beat(stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            began = time.monotonic()
+            await client.post("session_heartbeat", {"session_id": session})
+            waits.append(time.monotonic() - began)
+            await asyncio.sleep(0.005)
+
+    stop = asyncio.Event()
+    beating = asyncio.create_task(beat(stop))
+    await asyncio.gather(*(client.protobuf(body) for _ in range(10)))
+    stop.set()
+    await beating
+    assert len(waits) >= 3
+    assert sorted(waits)[int(0.99 * len(waits))] < 0.5, sorted(waits)[-3:]
