@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +25,7 @@ from services.trainer.settings import Settings
 
 log = logging.getLogger(__name__)
 
+PR_SET_PDEATHSIG = 1
 START_SECONDS = 300.0
 EXIT_SECONDS = 20.0
 
@@ -66,6 +69,7 @@ def join(settings: Settings, environ: Mapping[str, str] = os.environ) -> Ranks:
     if settings.world == 1:
         return Ranks(Alone())
     if settings.rendezvous:
+        _end_with_parent()
         host, port = settings.rendezvous.rsplit(":", 1)
         store = TCPStore(host, int(port), settings.world, is_master=False, timeout=_patience())
         return Ranks(_initialize(settings, store))
@@ -90,6 +94,12 @@ def _join_torchrun(settings: Settings, environ: Mapping[str, str]) -> Ranks:
 def _initialize(settings: Settings, store: TCPStore) -> Control:
     dist.init_process_group(_backend(), store=store, rank=settings.rank, world_size=settings.world, timeout=_patience())
     return GlooControl()
+
+
+def _end_with_parent() -> None:
+    """Should rank 0 be killed before the ranks have met, nobody else would end this one (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _backend() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -15,6 +16,7 @@ import grpc
 import psutil
 import pytest
 from tinkermesh.v1 import trainer_pb2 as pb
+from tinkermesh.v1.types_pb2 import FAILURE_CATEGORY_SERVER
 
 from tests.contract.trainer.harness import (
     MODEL,
@@ -134,6 +136,7 @@ async def test_unreadable_checkpoint_on_both_ranks_leaves_both_slots_alone_CKPT_
         version = await client.published(client.units.save(0, "a"))
         (tmp_path / "store" / version / "adapter_model.safetensors").write_bytes(b"")
         assert "checksum" in await client.refused(client.units.load(0, version, into=1))
+        assert "exists already" in await client.refused(client.units.save(0, "a"))
         await client.done(client.units.train([(0, [datum()])]))
 
 
@@ -188,6 +191,21 @@ async def test_idle_ranks_are_told_so_and_stay():
     commands.put(Stop())
     await asyncio.to_thread(thread.join, 5)
     assert control.said[-1] == b"s"
+
+
+async def test_store_that_refuses_the_write_fails_that_save_and_the_trainer_goes_on_FAIL_15(tmp_path):
+    """The kernel's own refusal, in the middle of a file."""
+    async with process(tmp_path) as (trainer, client):
+        await client.done(client.units.init(0))
+        unlimited = resource.prlimit(trainer.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(trainer.process.pid, resource.RLIMIT_FSIZE, (1024, unlimited[1]))
+        artifact = await client.artifact(client.units.save(0, "a"))
+        assert artifact.failure.category == FAILURE_CATEGORY_SERVER
+        assert "File too large" in artifact.failure.message
+        assert list((tmp_path / f"store/runs/{MODEL}/weights").iterdir()) == []
+        resource.prlimit(trainer.process.pid, resource.RLIMIT_FSIZE, unlimited)
+        await client.done(client.units.train([(0, [datum()])]))
+        await client.published(client.units.save(0, "a"))
 
 
 async def test_taken_port_exits_1_naming_the_address(tmp_path):

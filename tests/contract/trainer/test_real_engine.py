@@ -14,7 +14,7 @@ from services.common.datum_blocks import Datum
 from tests.contract.trainer.harness import Client, TrainerProcess, connected, stub_settings
 from tools.make_tiny_qwen3 import build
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 VOCABULARY = 512
 
@@ -79,19 +79,19 @@ def peft_logprobs(model: Path, adapter: Path) -> np.ndarray:
     return picked[:, 0].numpy()
 
 
-async def test_train_save_load_elsewhere_export_and_resume(tmp_path: Path, tiny_model: Path):
-    """CKPT-05, CKPT-07, SNAP-08: bitwise in another slot and another process, and equal in PEFT."""
-    store = str(tmp_path / "store")
-    async with trainer(tmp_path / "one", tiny_model, store_root=store) as client:
+async def test_train_save_load_elsewhere_and_export(tmp_path: Path, tiny_model: Path):
+    """CKPT-05, CKPT-07, CKPT-15, CKPT-16, SNAP-08: one checkpoint, resumed in another slot, process and topology."""
+    store = tmp_path / "store"
+    async with trainer(tmp_path / "one", tiny_model, store_root=str(store)) as client:
         await client.done(client.units.init(0))
         fresh = await logprobs(client, 0)
         await steps(client, 0, 3)
         trained = await logprobs(client, 0)
         assert np.abs(trained - fresh).max() > 1e-3
         version = await client.published(client.units.save(0, "k3"))
+        snapshot = await client.published(client.units.snapshot(0, "1"))
         await client.done(client.units.load(2, version))
         assert (await logprobs(client, 2) == trained).all()
-        snapshot = await client.published(client.units.snapshot(0, "1"))
         await steps(client, 0, 1, seed=50)
         await steps(client, 2, 1, seed=50)
         uninterrupted = await logprobs(client, 0)
@@ -99,28 +99,25 @@ async def test_train_save_load_elsewhere_export_and_resume(tmp_path: Path, tiny_
         await client.done(client.units.load(3, version, optimizer=False))
         await steps(client, 3, 1, seed=50)
         assert (await logprobs(client, 3) != uninterrupted).any(), "negative control: Adam started fresh"
-    config = json.loads((tmp_path / "store" / snapshot / "adapter_config.json").read_text())
+
+    config = json.loads((store / snapshot / "adapter_config.json").read_text())
     assert {"q_proj", "v_proj", "gate_proj", "down_proj", "lm_head"} <= set(config["target_modules"])
-    np.testing.assert_allclose(peft_logprobs(tiny_model, tmp_path / "store" / snapshot), trained, atol=1e-4)
-    async with trainer(tmp_path / "two", tiny_model, store_root=store) as client:
+    np.testing.assert_allclose(peft_logprobs(tiny_model, store / snapshot), trained, atol=1e-4)
+
+    crossed = {}
+    for sizes in ({"tp": 2}, {"dp": 2}):
+        name = next(iter(sizes))
+        async with trainer(tmp_path / name, tiny_model, store_root=str(store), **sizes) as client:
+            await client.done(client.units.load(1, version))
+            np.testing.assert_allclose(await logprobs(client, 1), trained, atol=1e-4)
+            await steps(client, 1, 1, seed=50)
+            np.testing.assert_allclose(await logprobs(client, 1), uninterrupted, atol=1e-3)
+            crossed[name] = await client.published(client.units.save(1, f"from-{name}"))
+
+    async with trainer(tmp_path / "two", tiny_model, store_root=str(store)) as client:
         await client.done(client.units.load(1, version))
         await steps(client, 1, 1, seed=50)
         assert (await logprobs(client, 1) == uninterrupted).all()
-
-
-@pytest.mark.parametrize("sizes", [{"tp": 2}, {"dp": 2}])
-async def test_checkpoint_crosses_topologies_CKPT_15_CKPT_16(tmp_path: Path, tiny_model: Path, sizes: dict[str, int]):
-    """Saved on two ranks, loaded on one and back: the next step agrees within rounding."""
-    store = str(tmp_path / "store")
-    async with trainer(tmp_path / "two", tiny_model, store_root=store, **sizes) as client:
-        await client.done(client.units.init(0))
-        await steps(client, 0, 2)
-        version = await client.published(client.units.save(0, "k2"))
-        trained = await logprobs(client, 0)
-        await steps(client, 0, 1, seed=50)
-        after = await logprobs(client, 0)
-    async with trainer(tmp_path / "one", tiny_model, store_root=store) as client:
-        await client.done(client.units.load(0, version))
-        np.testing.assert_allclose(await logprobs(client, 0), trained, atol=1e-4)
-        await steps(client, 0, 1, seed=50)
-        np.testing.assert_allclose(await logprobs(client, 0), after, atol=1e-3)
+        for slot, directory in ((2, crossed["tp"]), (3, crossed["dp"])):
+            await client.done(client.units.load(slot, directory))
+            np.testing.assert_allclose(await logprobs(client, slot), uninterrupted, atol=1e-3)
