@@ -2,7 +2,8 @@
 
 Each tenant owns a finish tag. Its next work starts at max(its tag, the pool's virtual time), so
 an idle tenant saves up no credit; the smallest start goes first, and ties go to the oldest
-arrival. A tenant that floods the pool is therefore at most one unit ahead of any other.
+arrival. A tenant that floods the pool is therefore at most one unit ahead of any other. When
+nothing is left to do all tags are forgotten: turns count only where tenants compete.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from services.scheduler.core.plans import OptimPlan, PassPlan, Plan, SinglePlan
 from services.scheduler.core.view import Clock
 
 BARRIER_COST = 512
-"""Tokens a barrier is charged with: a save or step holds the trainer about as long as this."""
+"""Tokens a barrier is charged with: a save or step holds the trainer about as long as this.
+Creates cost nothing, slots bound them."""
 
 
 class Turns:
@@ -46,7 +48,7 @@ def charges(plan: Plan) -> list[tuple[str, int]]:
     if isinstance(plan, OptimPlan):
         return [(step.queue.tenant, BARRIER_COST) for step in plan.steps]
     if isinstance(plan, SinglePlan):
-        return [(plan.step.queue.tenant, BARRIER_COST)]
+        return [(plan.step.queue.tenant, 0 if plan.step.command.op.is_create else BARRIER_COST)]
     return []
 
 

@@ -11,8 +11,9 @@ from services.common.ids import ModelId, key_hash, parse_model_id
 from services.scheduler.core.view import Op
 from services.scheduler.dispatch.commands import check_payload, op_of, pack_key, rejection
 from services.scheduler.ports import ArtifactReader, ModelDirectory, TrainerDirectory
+from services.scheduler.store.commands import CommandCache, StoredCommand
 from services.scheduler.store.payloads import PayloadStore
-from services.scheduler.store.training import NewModel, Submission, TrainingStore
+from services.scheduler.store.training import Admitted, NewModel, Submission, TrainingStore
 
 MAX_SEQ_ID = 2**63 - 1
 
@@ -25,12 +26,14 @@ class TrainingAdmission:
         models: ModelDirectory,
         trainers: TrainerDirectory,
         artifacts: ArtifactReader,
+        commands: CommandCache,
     ) -> None:
         self._store = store
         self._payloads = payloads
         self._models = models
         self._trainers = trainers
         self._artifacts = artifacts
+        self._commands = commands
 
     async def submit(self, request: pb.SubmitRequest, payload: bytes, traceparent: str) -> pb.SubmitReply:
         """See ports.Admission. The pool of a create must have been claimed before."""
@@ -40,11 +43,13 @@ class TrainingAdmission:
             raise UnknownId(f"model_id {model} is not known; create the model first")
         submission = _submission(request, model, seq, len(payload), traceparent)
         if not submission.rejected:
-            submission = replace(submission, upload=await self._payloads.put(pool, payload))
-        request_id = await self._admit(pool, request, submission)
-        return pb.SubmitReply(request_id=request_id, model_id=str(model))
+            submission = replace(submission, payload=await self._payloads.prepare(pool, payload))
+        admitted = await self._admit(pool, request, submission)
+        if admitted.admitted_ms:
+            self._commands.remember(pool, _stored(request, submission, admitted))
+        return pb.SubmitReply(request_id=admitted.request_id, model_id=str(model))
 
-    async def _admit(self, pool: str, request: pb.SubmitRequest, submission: Submission) -> str:
+    async def _admit(self, pool: str, request: pb.SubmitRequest, submission: Submission) -> Admitted:
         kind = request.WhichOneof("key")
         if kind == "create":
             return await self._store.create(pool, submission, await self._new_model(pool, request))
@@ -120,3 +125,17 @@ def _checked_op(request: pb.SubmitRequest) -> Op:
     if not fits.get(str(kind), not op.is_create and op not in (Op.UNLOAD_MODEL, Op.SAMPLE)):
         raise InvalidInput(f"command: {op.value} does not go with a {kind} key")
     return op
+
+
+def _stored(request: pb.SubmitRequest, submission: Submission, admitted: Admitted) -> StoredCommand:
+    """What the leader would read from the row, when it is this replica."""
+    return StoredCommand(
+        key=submission.key,
+        request_id=admitted.request_id,
+        tenant=submission.tenant,
+        model_id=submission.model_id,
+        command=request.command,
+        upload=submission.payload.upload,
+        traceparent=submission.traceparent,
+        admitted_ms=admitted.admitted_ms,
+    )

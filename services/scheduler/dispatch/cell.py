@@ -72,6 +72,7 @@ class Cell:
         self._parts = parts
         self._policy = policy
         self._still_serving = still_serving
+        self._clock = Clock()
 
     async def take_over(self, slots: int) -> None:
         """Fences out older terms, adopts the slots and finishes what a former leader began.
@@ -102,12 +103,19 @@ class Cell:
         view = await self._parts.ready.view(self._pool, self._policy.budget)
         plan = select(view, self._policy)
         if plan is None:
+            self._clock = view.clock
             return False
         stored = await self._parts.commands.get(self._pool, _keys(plan))
         prepared = await self._prepare(plan, stored)
         if prepared is not None:
             await self._run(prepared, stored, charged(view.clock, plan, self._policy.weights))
         return True
+
+    async def rest(self) -> None:
+        """Nothing was ready for a while: nobody owes anybody a turn."""
+        if self._clock != Clock():
+            await self._parts.store.reset_clock(self._pool, self._term)
+            self._clock = Clock()
 
     async def _prepare(self, plan: Plan, stored: dict[str, StoredCommand]) -> Prepared | None:
         unit = new_unit(self._term, self._incarnation)

@@ -70,7 +70,8 @@ class Driver:
         while not self._stopping:
             trainer = await self._directory.trainer(pool)
             if trainer is None:
-                await self._wait(pool, IDLE_SECONDS)
+                self._wakes[pool].clear()
+                await self._woken(pool, IDLE_SECONDS)
                 continue
             try:
                 await self._drive(pool, term, trainer)
@@ -111,14 +112,15 @@ class Driver:
                     return
                 check_at = loop.time() + CHECK_SECONDS
             self._wakes[pool].clear()
-            if not await cell.turn():
-                await self._wait(pool, IDLE_SECONDS)
+            if not await cell.turn() and not await self._woken(pool, IDLE_SECONDS):
+                await cell.rest()
 
-    async def _wait(self, pool: str, seconds: float) -> None:
+    async def _woken(self, pool: str, seconds: float) -> bool:
+        """False: nobody called for `seconds`."""
         try:
-            await asyncio.wait_for(self._wakes[pool].wait(), seconds)
+            return await asyncio.wait_for(self._wakes[pool].wait(), seconds)
         except TimeoutError:
-            return
+            return False
 
     def _started(self, pool: str) -> None:
         self._busy.add(pool)

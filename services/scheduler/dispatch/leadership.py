@@ -38,14 +38,21 @@ class Leadership:
         self._ttl_ms = ttl_ms
         self._renew_seconds = renew_seconds
         self._wakes: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._retired = False
 
     def wake(self, pool: str) -> None:
         """The lease of `pool` may be free."""
         self._wakes[pool].set()
 
+    def retire(self) -> None:
+        """No lease is asked for any more; those held go when their tasks have ended."""
+        self._retired = True
+        for event in self._wakes.values():
+            event.set()
+
     async def campaign(self, pool: str) -> None:
-        """Leads `pool` whenever the lease can be had; until cancelled, then the lease is released."""
-        while True:
+        """Leads `pool` whenever the lease can be had; until retired or cancelled, the lease is then released."""
+        while not self._retired:
             try:
                 held = await self._leases.acquire(pool, self._replica, self._ttl_ms)
             except Unavailable as error:
@@ -71,7 +78,7 @@ class Leadership:
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await self._end(pool, term, running)
+            await asyncio.shield(self._end(pool, term, running))
         await asyncio.sleep(RETRY_SECONDS)
 
     async def _end(self, pool: str, term: int, running: Sequence[asyncio.Task[None]]) -> None:

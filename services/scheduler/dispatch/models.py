@@ -34,6 +34,7 @@ class Models:
             layout=row.layout,
             facts=await self._trainers.facts(pool),
             user_metadata_json=row.user_metadata,
+            last_request_unix_ms=row.last_request_ms,
         )
 
     async def _row(self, model_id: str) -> tuple[ModelRow, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from dataclasses import dataclass
 
 from tinkermesh.v1 import scheduler_pb2
@@ -78,7 +77,7 @@ class SlotUnits:
         name = await self.store.snapshot_name(pool, unit.term, stored.model_id, body.name)
         path = TinkerPath(stored.model_id, SAMPLER_WEIGHTS, name)
         ttl = body.ttl_seconds if body.HasField("ttl_seconds") else 0
-        meta = _meta(path, row, self.pepper, body.user_metadata_json, ttl)
+        meta = _meta(path, row, self.pepper, stored, body.user_metadata_json, ttl)
         unit.snapshot.CopyFrom(
             pb.SnapshotSlotWork(
                 slot=plan.slot, load_number=row.load_number, meta=meta, directory=public_directory(path)
@@ -102,7 +101,7 @@ def _save(unit: pb.Unit, plan: SinglePlan, stored: StoredCommand, row: ModelRow,
     name = check_name(body.name or f"checkpoint-{plan.step.command.seq:06d}", "path")
     path = TinkerPath(stored.model_id, WEIGHTS, name)
     ttl = body.ttl_seconds if body.HasField("ttl_seconds") else 0
-    meta = _meta(path, row, pepper, body.user_metadata_json, ttl)
+    meta = _meta(path, row, pepper, stored, body.user_metadata_json, ttl)
     unit.save.CopyFrom(
         pb.SaveSlotWork(
             slot=plan.slot,
@@ -114,8 +113,11 @@ def _save(unit: pb.Unit, plan: SinglePlan, stored: StoredCommand, row: ModelRow,
     )
 
 
-def _meta(path: TinkerPath, row: ModelRow, pepper: bytes, user_metadata: str, ttl_seconds: int) -> pb.ArtifactMeta:
-    created = int(time.time() * 1000)
+def _meta(
+    path: TinkerPath, row: ModelRow, pepper: bytes, stored: StoredCommand, user_metadata: str, ttl_seconds: int
+) -> pb.ArtifactMeta:
+    """Equal for every run of the same save, so the trainer knows its own publication again."""
+    created = stored.admitted_ms
     return pb.ArtifactMeta(
         tenant_id=row.tenant,
         ownership_mac=ownership_mac(pepper, row.tenant, path.model_id, path.kind, path.name),

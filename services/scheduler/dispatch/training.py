@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 DISCOVER_SECONDS = 1.0
 DRAIN_SECONDS = 10.0
+RELEASE_SECONDS = 3.0
 
 
 class Training:
@@ -72,7 +73,7 @@ class Training:
         reader, commands = ModelReader(redis), CommandCache(redis)
         units = SlotUnits(store, reader, artifacts, pepper)
         parts = Parts(store, ReadyReader(redis, functions, commands), commands, payloads, units)
-        self.admission: Admission = TrainingAdmission(store, payloads, sessions, directory, artifacts)
+        self.admission: Admission = TrainingAdmission(store, payloads, sessions, directory, artifacts, commands)
         self.models: ModelBook = Models(store, reader, sessions, directory)
         self._driver = Driver(parts, directory, snapshots, fair=fair, weights=weights)
         sweeper = Sweeper(store, payloads, gap_timeout_ms=int(gap_timeout_seconds * 1000))
@@ -114,8 +115,11 @@ class Training:
 
     async def stop(self) -> None:
         """Finishes running units (bounded), then releases every lease."""
+        self._leadership.retire()
         await self._driver.drain(DRAIN_SECONDS)
         campaigns = list(self._campaigns.values())
+        if campaigns:
+            await asyncio.wait(campaigns, timeout=RELEASE_SECONDS)
         for campaign in campaigns:
             campaign.cancel()
         await asyncio.gather(*campaigns, return_exceptions=True)

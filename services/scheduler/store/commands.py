@@ -65,6 +65,10 @@ class CommandCache:
             if row[0] is not None and row[3] is not None:
                 self._found[pool, key] = _stored(key, row)
 
+    def remember(self, pool: str, stored: StoredCommand) -> None:
+        """A command this replica has just admitted itself."""
+        self._found[pool, stored.key] = stored
+
     def forget(self, pool: str, done: Iterable[str]) -> None:
         for key in done:
             self._found.pop((pool, key), None)

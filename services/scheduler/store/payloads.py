@@ -34,6 +34,16 @@ class Upload(NamedTuple):
 NO_UPLOAD = Upload("", 0)
 
 
+class Pending(NamedTuple):
+    """A payload on its way: `segments` (key -> bytes) are set in the round trip of the admitting call."""
+
+    upload: Upload
+    segments: dict[str, bytes]
+
+
+NOTHING = Pending(NO_UPLOAD, {})
+
+
 class BlobStore(Protocol):
     """Durable bytes by name, outside Redis."""
 
@@ -93,22 +103,18 @@ class PayloadStore:
         self._blobs = blobs
         self._limit = redis_limit
 
-    async def put(self, pool: str, payload: bytes) -> Upload:
-        """Stored, but not kept until a function admits it. Raises Unavailable."""
+    async def prepare(self, pool: str, payload: bytes) -> Pending:
+        """A large payload is written to the shared store now; the segments of others go with the admission."""
         if not payload:
-            return NO_UPLOAD
+            return NOTHING
         name = uuid.uuid4().hex
         if len(payload) > self._limit:
             name = f"{BLOB_PREFIX}{pool}-{name}"
             await self._blobs.put(name, payload)
-            return Upload(name, 1)
-        segments = [payload[at : at + SEGMENT_BYTES] for at in range(0, len(payload), SEGMENT_BYTES)]
-        with reaching_redis():
-            pipe = self._redis.pipeline(transaction=False)
-            for index, segment in enumerate(segments):
-                pipe.set(keys.payload(pool, name, index), segment, ex=UPLOAD_TTL_SECONDS)
-            await pipe.execute()
-        return Upload(name, len(segments))
+            return Pending(Upload(name, 1), {})
+        parts = [payload[at : at + SEGMENT_BYTES] for at in range(0, len(payload), SEGMENT_BYTES)]
+        segments = {keys.payload(pool, name, index): part for index, part in enumerate(parts)}
+        return Pending(Upload(name, len(parts)), segments)
 
     async def read(self, pool: str, upload: Upload, start: int, end: int) -> bytes:
         """Bytes [start, end) of a payload. Raises ContractViolation when a part is missing, Unavailable."""

@@ -10,7 +10,7 @@ import msgspec
 from services.scheduler.core.view import Clock
 from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
-from services.scheduler.store.payloads import NO_UPLOAD, Upload
+from services.scheduler.store.payloads import NOTHING, UPLOAD_TTL_SECONDS, Pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,18 @@ class Submission:
     pack_key: str = ""
     datums: int = 1
     tokens: int = 0
-    upload: Upload = NO_UPLOAD
+    payload: Pending = NOTHING
     payload_bytes: int = 0
     traceparent: str = ""
     rejected: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """`admitted_ms` (Redis TIME) is 0 when the key was used before."""
+
+    request_id: str
+    admitted_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,26 +106,33 @@ class TrainingStore:
 
     def __init__(self, functions: Functions, retention_ms: int) -> None:
         self._call = functions.call
+        self._storing = functions.call_storing
         self._retention = retention_ms
 
     # ---- admission -------------------------------------------------------------------------
 
-    async def submit(self, pool: str, submission: Submission) -> str:
-        """The request id. Raises UnknownId, Forbidden, KeyConflict, ModelClosed, InvalidInput, Unavailable."""
+    async def submit(self, pool: str, submission: Submission) -> Admitted:
+        """Raises UnknownId, Forbidden, KeyConflict, ModelClosed, InvalidInput, Unavailable."""
         return await self._admit("train_submit", pool, submission)
 
-    async def create(self, pool: str, submission: Submission, model: NewModel) -> str:
+    async def create(self, pool: str, submission: Submission, model: NewModel) -> Admitted:
         extra = (model.base_model, model.layout, model.user_metadata)
         return await self._admit("train_create", pool, submission, *extra)
 
-    async def unload(self, pool: str, submission: Submission) -> str:
+    async def unload(self, pool: str, submission: Submission) -> Admitted:
         return await self._admit("train_unload", pool, submission)
 
-    async def _admit(self, name: str, pool: str, s: Submission, *extra: str | bytes) -> str:
+    async def _admit(self, name: str, pool: str, s: Submission, *extra: str | bytes) -> Admitted:
         arguments = (s.key, s.fingerprint, s.tenant, s.session, s.model_id, s.seq, s.op, s.pack_key, s.datums, s.tokens)
-        stored = (s.command, s.upload.name, s.upload.segments, s.payload_bytes, s.traceparent, s.rejected)
-        answer = await self._call(name, [keys.pool_prefix(pool)], self._retention, *arguments, *stored, *extra)
-        return str(answer.decode())
+        upload, segments = s.payload
+        stored = (s.command, upload.name, upload.segments, s.payload_bytes, s.traceparent, s.rejected)
+        prefix = [keys.pool_prefix(pool)]
+        answer = await self._storing(
+            segments, UPLOAD_TTL_SECONDS, name, prefix, self._retention, *arguments, *stored, *extra
+        )
+        if isinstance(answer, bytes):
+            return Admitted(answer.decode(), 0)
+        return Admitted(answer[0].decode(), int(answer[1]))
 
     # ---- units -----------------------------------------------------------------------------
 
@@ -141,6 +156,10 @@ class TrainingStore:
     async def refuse(self, pool: str, term: int, key: str, message: str) -> None:
         """The command at its turn fails (user) without the trainer."""
         await self._call("train_refuse", [keys.pool_prefix(pool)], term, self._retention, key, message)
+
+    async def reset_clock(self, pool: str, term: int) -> None:
+        """Nothing is waiting: the turns of tenants begin anew."""
+        await self._call("clock_reset", [keys.pool_prefix(pool)], term)
 
     async def snapshot_name(self, pool: str, term: int, model_id: str, name: str) -> str:
         """`name`, remembered as taken, or the model's next free number."""

@@ -1,5 +1,21 @@
-"""A real Valkey for every contract test of the scheduler."""
+"""A real Valkey for every contract test of the scheduler, and the training path on it."""
 
-from tests.doubles.valkey import functions, redis_client, valkey
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.contract.scheduler.rig import Mesh, running_mesh
+from tests.doubles.valkey import ValkeyProcess, functions, redis_client, valkey
 
 __all__ = ["functions", "redis_client", "valkey"]
+
+
+@pytest.fixture
+async def mesh(valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path) -> AsyncIterator[Mesh]:
+    """One scheduler replica and one trainer double with four slots and a budget of 4,096 tokens."""
+    async with running_mesh(valkey.url, tmp_path) as running:
+        yield running

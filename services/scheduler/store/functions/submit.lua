@@ -31,7 +31,8 @@ local function missing_payload(prefix, a)
 end
 
 -- args: retention_ms, key, fingerprint, tenant, session, model, seq, op, pack, datums, tokens, command,
--- upload, segments, payload_bytes, traceparent, rejected. Answers the request id.
+-- upload, segments, payload_bytes, traceparent, rejected. Answers {request id, admitted ms}, or the
+-- request id alone when the key was used before.
 register('train_submit', function(keys, args)
   local context, a = begin(keys[1], args[1]), arguments(args)
   local row = model_row(context, a.model)
@@ -54,7 +55,7 @@ register('train_submit', function(keys, args)
   advance(context, a.model)
   context.wake = true
   finish(context)
-  return request_id
+  return { request_id, int(context.now) }
 end)
 
 -- args as train_submit (seq is 0), then base_model, layout, user_metadata.
@@ -83,7 +84,7 @@ register('train_create', function(keys, args)
   advance(context, a.model)
   context.wake = true
   finish(context)
-  return request_id
+  return { request_id, int(context.now) }
 end)
 
 -- args as train_submit (seq is empty). An ordered end: accepted work settles first. A model that
@@ -107,5 +108,5 @@ register('train_unload', function(keys, args)
   end
   context.wake = true
   finish(context)
-  return request_id
+  return { request_id, int(context.now) }
 end)

@@ -243,3 +243,10 @@ register('train_refuse', function(keys, args)
   finish(context)
   return 'OK'
 end)
+
+-- args: term. Nothing is waiting: nobody owes anybody a turn.
+register('clock_reset', function(keys, args)
+  local stale = stale_term(keys[1], args[1])
+  if stale then return stale end
+  return redis.call('DEL', keys[1] .. ':served')
+end)
