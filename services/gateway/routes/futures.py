@@ -20,6 +20,9 @@ from services.gateway.http import accepts_protobuf, json_bytes_response, json_re
 from services.gateway.wire import bodies
 from services.gateway.wire.render import render
 
+# With the poll before it, well within the SDK's own 45 s.
+_FETCH_SECONDS = 8.0
+
 
 class Polls:
     """How many polls each tenant holds open."""
@@ -87,7 +90,7 @@ async def _result(call: Call, request_id: str, event: pb.WatchEvent) -> types.Re
         case pb.WATCH_STATE_SETTLED if event.HasField("result"):
             return event.result
         case pb.WATCH_STATE_SETTLED:
-            return await call.gateway.scheduler.get_result(call.tenant, request_id)
+            return await call.gateway.scheduler.get_result(call.tenant, request_id, _FETCH_SECONDS)
         case _:
             raise ContractViolation(f"the scheduler answered request {request_id} with no state")
 

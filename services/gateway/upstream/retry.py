@@ -6,13 +6,16 @@ The channel goes round the replicas, so the next attempt usually meets another o
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import grpc
 
-from services.common.errors import StaleFence, Unavailable, from_rpc_error
+from services.common.errors import ERROR_CODE_KEY, StaleFence, TinkermeshError, Unavailable, from_rpc_error
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -27,16 +30,16 @@ class Retry:
         self._rpc_seconds = rpc_seconds
         self._total_seconds = total_seconds
 
-    async def call(self, attempt: Callable[[float], Awaitable[T]]) -> T:
+    async def call(self, attempt: Callable[[float], Awaitable[T]], total_seconds: float | None = None) -> T:
         """``await attempt(timeout)``. Raises the typed error of the last attempt."""
-        ends = time.monotonic() + self._total_seconds
+        ends = time.monotonic() + (self._total_seconds if total_seconds is None else total_seconds)
         pause = _FIRST_PAUSE
         while True:
             try:
                 return await self._once(attempt, ends)
             except (Unavailable, StaleFence) as error:
                 if time.monotonic() + pause >= ends:
-                    raise Unavailable(f"the scheduler cannot be reached, retry later: {error.message}") from error
+                    raise Unavailable(f"{error.message}; retry in a moment") from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -45,4 +48,18 @@ class Retry:
         try:
             return await attempt(timeout)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise _typed(error) from error
+
+
+def _typed(error: grpc.aio.AioRpcError) -> TinkermeshError:
+    """The peer's own error; a transport failure without its text, which names addresses."""
+    found = from_rpc_error(error)
+    if not isinstance(found, (Unavailable, StaleFence)) or _from_peer(error):
+        return found
+    log.info("call to the scheduler failed: %s", error.details())
+    return Unavailable("the scheduler is away")
+
+
+def _from_peer(error: grpc.aio.AioRpcError) -> bool:
+    metadata = cast("tuple[tuple[str, str], ...]", error.trailing_metadata() or ())
+    return any(key == ERROR_CODE_KEY for key, _ in metadata)

@@ -76,10 +76,12 @@ class SchedulerClient:
     async def cancel(self, tenant: str, request_id: str) -> None:
         await self._unary(self._stub.Cancel, pb.CancelRequest(tenant_id=tenant, request_id=request_id))
 
-    async def get_result(self, tenant: str, request_id: str) -> types.Result:
-        """Raises Gone or UnknownId, Forbidden, Pending."""
+    async def get_result(self, tenant: str, request_id: str, total_seconds: float) -> types.Result:
+        """Tried for `total_seconds` at most. Raises Gone or UnknownId, Forbidden, Pending, Unavailable."""
         request = pb.GetResultRequest(tenant_id=tenant, request_id=request_id)
-        data = await self._retry.call(lambda timeout: _collect(self._stub.GetResult(request, timeout=timeout)))
+        data = await self._retry.call(
+            lambda timeout: _collect(self._stub.GetResult(request, timeout=timeout)), total_seconds
+        )
         result = types.Result()
         result.ParseFromString(data)
         if result.WhichOneof("outcome") is None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import grpc
 from tinkermesh.v1 import scheduler_pb2 as pb
 
-from services.common.errors import Pending
+from services.common.errors import Pending, Unavailable
 from services.gateway.upstream.outbox import Key, Outbox
 from services.gateway.upstream.scheduler import SchedulerClient
 
@@ -149,9 +149,11 @@ class WatchHub:
         """The stream is silent: ask once directly, so that no lost wake-up outlives one poll."""
         tenant, request_id = key
         try:
-            result = await self._scheduler.get_result(tenant, request_id)
+            result = await self._scheduler.get_result(tenant, request_id, _EXPLAIN_SECONDS)
         except Pending:
             return _pending()
+        except Unavailable:
+            return _AWAY
         return pb.WatchEvent(request_id=request_id, state=pb.WATCH_STATE_SETTLED, result=result)
 
 

@@ -1,0 +1,223 @@
+"""retrieve_future: held while pending, answered at the settlement, robust against lost streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from tinkermesh.v1 import types_pb2 as types
+
+from services.gateway.settings import Settings
+from tests.contract.gateway.conftest import KEY, Client, Tenants, running
+from tests.contract.gateway.fake_scheduler import FakeScheduler
+
+STEP = {"adam_params": {}}
+
+
+async def submit(client: Client, model: str, seq_id: int = 1) -> str:
+    return str((await client.post("optim_step", {"model_id": model, "seq_id": seq_id, **STEP})).json()["request_id"])
+
+
+async def until(condition: object, seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.005)
+
+
+async def test_post_is_answered_while_the_work_is_pending_API_02(
+    client: Client, scheduler: FakeScheduler, model: str
+) -> None:
+    scheduler.held = True
+    began = time.monotonic()
+    await submit(client, model)
+    assert time.monotonic() - began < 0.5
+    assert scheduler.last.result is None
+
+
+async def test_poll_answers_at_the_settlement_FUT_03(client: Client, scheduler: FakeScheduler, model: str) -> None:
+    scheduler.held = True
+    request_id = await submit(client, model)
+    poll = asyncio.create_task(client.result(request_id))
+    await until(lambda: any(watcher.open for watcher in scheduler.watchers))
+    assert not poll.done()
+    settled = time.monotonic()
+    scheduler.release()
+    answer = await poll
+    assert time.monotonic() - settled < 0.2
+    assert answer.json()["metrics"]["grad_norm"] == 1.5
+
+
+async def test_pending_after_the_poll_is_408_with_its_queue_state_API_05_FUT_09(
+    client: Client, scheduler: FakeScheduler, model: str
+) -> None:
+    scheduler.held = True
+    scheduler.queue_state = ("paused_capacity", "all 8 slots are taken")
+    request_id = await submit(client, model)
+    began = time.monotonic()
+    answer = await client.result(request_id)
+    assert 1.9 < time.monotonic() - began < 3.5
+    assert answer.status_code == 408
+    assert answer.json() == {
+        "type": "try_again",
+        "request_id": request_id,
+        "queue_state": "paused_capacity",
+        "queue_state_reason": "all 8 slots are taken",
+    }
+
+
+async def test_a_second_poll_after_408_gets_the_result(client: Client, scheduler: FakeScheduler, model: str) -> None:
+    scheduler.held = True
+    request_id = await submit(client, model)
+    assert (await client.result(request_id)).status_code == 408
+    poll = asyncio.create_task(client.result(request_id))
+    await until(lambda: any(watcher.open for watcher in scheduler.watchers))
+    scheduler.release()
+    assert (await poll).status_code == 200
+    assert (await client.result(request_id)).status_code == 200  # and again: kept for a while
+
+
+async def test_failed_future_is_200_with_error_and_category_API_05(
+    client: Client, scheduler: FakeScheduler, model: str
+) -> None:
+    scheduler.held = True
+    for seq, (category, word) in enumerate(
+        [(types.FAILURE_CATEGORY_USER, "user"), (types.FAILURE_CATEGORY_SERVER, "server")], start=1
+    ):
+        request_id = await submit(client, model, seq)
+        scheduler.release(request_id, types.Result(failure=types.Failure(category=category, message="why")))
+        for protobuf in (False, True):
+            answer = await client.result(request_id, protobuf=protobuf)
+            assert (answer.status_code, answer.json()) == (200, {"error": "why", "category": word})
+
+
+async def test_foreign_poll_is_403_and_does_not_disturb_the_owners_SEC_05(
+    client: Client, other: Client, scheduler: FakeScheduler, model: str
+) -> None:
+    scheduler.held = True
+    request_id = await submit(client, model)
+    poll = asyncio.create_task(client.result(request_id))
+    await until(lambda: any(watcher.open for watcher in scheduler.watchers))
+    assert (await other.result(request_id)).status_code == 403
+    scheduler.release()
+    assert (await poll).json()["metrics"]
+    assert (await other.result(request_id)).status_code == 403
+
+
+async def test_many_polls_of_one_request_share_one_wait(client: Client, scheduler: FakeScheduler, model: str) -> None:
+    scheduler.held = True
+    request_id = await submit(client, model)
+    polls = [asyncio.create_task(client.result(request_id)) for _ in range(20)]
+    await until(lambda: any(watcher.open for watcher in scheduler.watchers))
+    assert client.gateway.hub.open_waits == 1
+    scheduler.release()
+    assert {answer.status_code for answer in await asyncio.gather(*polls)} == {200}
+    assert client.gateway.hub.open_waits == 0
+
+
+async def test_two_hundred_polls_over_one_stream_FUT_07(client: Client, scheduler: FakeScheduler, model: str) -> None:
+    scheduler.held = True
+    ids = await asyncio.gather(*(submit(client, model, seq) for seq in range(1, 201)))
+    polls = [asyncio.create_task(client.result(request_id)) for request_id in ids]
+    await until(lambda: sum(len(watcher.open) for watcher in scheduler.watchers) == 200)
+    assert len(scheduler.watchers) == 1
+    began = time.monotonic()
+    scheduler.release()
+    assert {answer.status_code for answer in await asyncio.gather(*polls)} == {200}
+    assert time.monotonic() - began < 2.0
+    assert scheduler.calls.count("GetResult") == 0
+
+
+async def test_poll_cap_is_429(settings: Settings, scheduler: FakeScheduler, tenants: Tenants) -> None:
+    capped = msgspec.structs.replace(settings, max_polls_per_tenant=2)
+    model = scheduler.add_model(tenants.first, scheduler.add_session(tenants.first))
+    scheduler.held = True
+    async with running(capped) as (http, gateway):
+        client = Client(http, gateway, KEY)
+        ids = [await submit(client, model, seq) for seq in (1, 2, 3)]
+        polls = [asyncio.create_task(client.result(request_id)) for request_id in ids[:2]]
+        await until(lambda: gateway.hub.open_waits == 2)
+        refused = await client.result(ids[2])
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        scheduler.release()
+        assert {answer.status_code for answer in await asyncio.gather(*polls)} == {200}
+        assert (await client.result(ids[2])).status_code == 200
+
+
+async def test_lost_wake_up_costs_one_poll_at_most(client: Client, scheduler: FakeScheduler, model: str) -> None:
+    scheduler.held = scheduler.silent = True
+    request_id = await submit(client, model)
+    poll = asyncio.create_task(client.result(request_id))
+    await until(lambda: client.gateway.hub.open_waits == 1)
+    scheduler.last.result = types.Result(optim_step=types.OptimResult(metrics={"grad_norm": 2.0}))
+    assert (await poll).json() == {"metrics": {"grad_norm": 2.0}}
+
+
+async def test_drained_polls_are_408_at_once_MESH_03(client: Client, scheduler: FakeScheduler, model: str) -> None:
+    scheduler.held = True
+    request_id = await submit(client, model)
+    poll = asyncio.create_task(client.result(request_id))
+    await until(lambda: client.gateway.hub.open_waits == 1)
+    began = time.monotonic()
+    client.gateway.drain()
+    assert (await poll).status_code == 408
+    assert (await client.result(request_id)).status_code == 408
+    assert time.monotonic() - began < 0.5
+
+
+# ---- two scheduler replicas ------------------------------------------------------------------
+
+
+@pytest.fixture
+async def replicas(scheduler: FakeScheduler) -> AsyncIterator[tuple[FakeScheduler, FakeScheduler]]:
+    """Two servers over one state, as two schedulers over one Redis."""
+    second = FakeScheduler()
+    second.__dict__.update({k: v for k, v in scheduler.__dict__.items() if k not in ("_server", "watchers", "port")})
+    second.port = await second.start()  # type: ignore[attr-defined]
+    yield scheduler, second
+    await second.stop()
+
+
+async def test_polls_survive_the_death_of_their_scheduler_FAIL_14(
+    settings: Settings, replicas: tuple[FakeScheduler, FakeScheduler], tenants: Tenants
+) -> None:
+    ports = ",".join(f"127.0.0.1:{one.port}" for one in replicas)  # type: ignore[attr-defined]
+    patient = msgspec.structs.replace(settings, scheduler=ports, long_poll_seconds=10.0, retry_seconds=8.0)
+    model = replicas[0].add_model(tenants.first, replicas[0].add_session(tenants.first))
+    async with running(patient) as (http, gateway):
+        client = Client(http, gateway, KEY)
+        for one in replicas:
+            one.held = True
+        ids = [await submit(client, model, seq) for seq in range(1, 11)]
+        polls = [asyncio.create_task(client.result(request_id)) for request_id in ids]
+        await until(lambda: sum(len(w.open) for one in replicas for w in one.watchers) == 10)
+        dying = next(one for one in replicas if one.watchers)
+        living = next(one for one in replicas if one is not dying)
+        await dying.stop()
+        await until(lambda: sum(len(w.open) for w in living.watchers) == 10)
+        assert not any(poll.done() for poll in polls)
+        living.release()
+        assert {answer.status_code for answer in await asyncio.gather(*polls)} == {200}
+        assert await submit(client, model, 11)
+        await dying.start("127.0.0.1:0")  # for the fixture to stop
+
+
+async def test_poll_is_408_while_no_scheduler_is_there(
+    settings: Settings, tenants: Tenants, scheduler: FakeScheduler, model: str
+) -> None:
+    scheduler.held = True
+    async with running(settings) as (http, gateway):
+        client = Client(http, gateway, KEY)
+        request_id = await submit(client, model)
+        port = scheduler.port  # type: ignore[attr-defined]
+        await scheduler.stop()
+        answer = await client.result(request_id)
+        assert answer.status_code == 408
+        assert "away" in answer.json()["queue_state_reason"]
+        await scheduler.start(f"127.0.0.1:{port}")
+        poll = asyncio.create_task(client.result(request_id))
+        await until(lambda: any(watcher.open for watcher in scheduler.watchers), 10.0)
+        scheduler.release()
+        assert (await poll).status_code == 200
