@@ -19,7 +19,7 @@ from services.sampler.tensor_shapes import TensorEntry, read_shapes
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-_TARGETS = re.compile(r"(model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)|lm_head)")
+TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 _DTYPES = ("F32", "BF16", "F16")
 # PEFT features that change what the tensors mean and that the engine does not implement.
 _REFUSED = (
@@ -74,7 +74,7 @@ class AdapterFiles:
         sides: dict[str, set[str]] = {}
         for name, entry in tensors.items():
             match = _TENSOR.fullmatch(name)
-            if match is None or match["module"] not in self._linear or not _TARGETS.fullmatch(match["module"]):
+            if match is None or not self._adaptable(match["module"]):
                 raise InvalidInput(f"tensor {name[:200]!r} belongs to no matrix this model can adapt")
             self._check_tensor(name, entry, match["module"], match["side"], rank)
             sides.setdefault(match["module"], set()).add(match["side"])
@@ -83,6 +83,9 @@ class AdapterFiles:
         for module, found in sides.items():
             if len(found) != 2:
                 raise InvalidInput(f"{module} has lora_{next(iter(found))} without its counterpart")
+
+    def _adaptable(self, module: str) -> bool:
+        return module in self._linear and module.rsplit(".", 1)[-1] in TARGET_MODULES
 
     def _check_tensor(self, name: str, entry: TensorEntry, module: str, side: str, rank: int) -> None:
         out_features, in_features = self._linear[module]

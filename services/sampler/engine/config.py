@@ -9,6 +9,7 @@ from pathlib import Path
 from vllm.engine.arg_utils import EngineArgs
 
 from services.common.errors import InvalidInput
+from services.sampler.adapter_files import TARGET_MODULES
 
 _ALLOWED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -56,6 +57,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         max_loras=places,
         max_cpu_loras=places,
         max_lora_rank=engine_rank(config.max_rank),
+        lora_target_modules=list(TARGET_MODULES),
         # Of the distribution sampled from; prompts are scored without sampling, hence raw.
         logprobs_mode="processed_logprobs",
         max_logprobs=max(config.max_topk, 1),

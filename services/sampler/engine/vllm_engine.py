@@ -17,7 +17,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.common.errors import InvalidInput
-from services.sampler.engine import prompt_logprobs, zero_adapter
+from services.sampler.engine import lora_ops, prompt_logprobs, zero_adapter
 from services.sampler.engine.config import EngineConfig, engine_args
 from services.sampler.engine.driver import EngineDriver
 from services.sampler.engine.outputs import generated_sequence
@@ -33,8 +33,8 @@ class VllmSteps:
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = LLMEngine.from_engine_args(engine_args(config))
+        self.engine.collective_rpc(lora_ops.install)
         self.engine.collective_rpc(prompt_logprobs.install)
-        self._ids: dict[str, str] = {}
 
     def unfinished(self) -> bool:
         return bool(self.engine.has_unfinished_requests())
