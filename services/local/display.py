@@ -43,12 +43,12 @@ class Progress:
 
 def mesh_table(children: Sequence[Child]) -> Table:
     table = Table(title="tinkermesh", title_justify="left")
-    for column in ("service", "address", "health", "pid", "restarts", "log"):
-        table.add_column(column, no_wrap=column != "log", overflow="fold")
+    for column in ("service", "address", "health", "pid", "restarts"):
+        table.add_column(column, no_wrap=True)
     for child in children:
         spec = child.spec
         health = Text(child.state.value, style=STYLES[child.state])
-        table.add_row(spec.name, spec.address, health, str(child.pid or "-"), str(child.restarts), str(spec.log_file))
+        table.add_row(spec.name, spec.address, health, str(child.pid or "-"), str(child.restarts))
     return table
 
 

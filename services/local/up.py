@@ -42,6 +42,7 @@ async def _serve(mesh: LocalMesh, console: Console, work: Work | None) -> int:
     with Live(Progress(mesh.supervisor.children), console=console, refresh_per_second=4, transient=True):
         await mesh.start()
     console.print(mesh_table(mesh.supervisor.children))
+    console.print(f"logs in {mesh.settings.logs}", highlight=False, soft_wrap=True)
     for line in client_lines(mesh.client_environment):
         console.print(line, style="bold", highlight=False, soft_wrap=True)
     failed = asyncio.create_task(_raise_failure(mesh))

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from services.local.child import State
 from services.local.mesh import LocalMesh
@@ -31,7 +31,7 @@ from tests.doubles.journal import read
 from tests.doubles.valkey import free_port
 
 T = TypeVar("T")
-START_SECONDS = 90.0
+START_SECONDS = 240.0
 CALL_SECONDS = 60.0
 
 
@@ -39,11 +39,11 @@ class DoubledMesh(LocalMesh):
     """LocalMesh with the doubles where trainer and sampler were, and more variables for the control plane."""
 
     def __init__(
-        self, settings: LocalSettings, variables: dict[str, str], trainer_options: Sequence[str], separate: bool
+        self, settings: LocalSettings, variables: dict[str, str], trainer_options: Sequence[str], separate: list[str]
     ) -> None:
         self._variables = variables
         self._trainer_options = tuple(trainer_options)
-        self.separate = [f"{settings.host}:{free_port()}" for _ in range(1, settings.gateways) if separate]
+        self._separate = separate
         super().__init__(settings)
 
     def specs(self) -> Sequence[ChildSpec]:
@@ -51,7 +51,7 @@ class DoubledMesh(LocalMesh):
             replace(spec, environment={**spec.environment, **self._variables})
             for spec in control_plane(self.settings, self.addresses)
         ]
-        for number, address in enumerate(self.separate, start=1):
+        for number, address in enumerate(self._separate, start=1):
             place = next(n for n, spec in enumerate(control) if spec.name == f"gateway-{number}")
             control[place] = _listening_at(control[place], address)
         return [
@@ -90,40 +90,25 @@ def _listening_at(gateway: ChildSpec, address: str) -> ChildSpec:
     )
 
 
-class MeshProcesses:
-    """`separate_gateways`: every gateway on a port of its own (`gateway_urls`) instead of one shared socket."""
+def free_ports_settings(directory: Path, model: Path, model_name: str, **options: Any) -> LocalSettings:
+    ports: dict[str, Any] = dict.fromkeys(("port", "redis_port", "scheduler_port", "trainer_port", "sampler_port"), 0)
+    return LocalSettings(model=model, model_name=model_name, state_dir=directory, **ports, **options)
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        gateways: int = 1,
-        schedulers: int = 1,
-        variables: dict[str, str] | None = None,
-        trainer_options: Sequence[str] = (),
-        separate_gateways: bool = False,
-    ) -> None:
-        self.settings = LocalSettings(
-            model=Path("unused"),
-            model_name=BASE_MODEL,
-            state_dir=directory,
-            port=0,
-            redis_port=0,
-            scheduler_port=0,
-            trainer_port=0,
-            sampler_port=0,
-            gateways=gateways,
-            schedulers=schedulers,
-        )
+
+class RunningMesh:
+    """A LocalMesh in a thread of its own, for synchronous tests; made by `make` inside that thread."""
+
+    def __init__(self, make: Callable[[], LocalMesh]) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mesh", daemon=True)
         self._thread.start()
-        self.mesh = self._call(self._make(variables or {}, trainer_options, separate_gateways))
+        self.mesh = self._call(self._make(make))
+        self.settings = self.mesh.settings
 
-    async def _make(self, variables: dict[str, str], options: Sequence[str], separate: bool) -> DoubledMesh:
-        return DoubledMesh(self.settings, variables, options, separate)
+    async def _make(self, make: Callable[[], LocalMesh]) -> LocalMesh:
+        return make()
 
-    def start(self) -> MeshProcesses:
+    def start(self) -> Self:
         """Raises AssertionError with the failed child's last lines."""
         try:
             self._call(self.mesh.start(), START_SECONDS)
@@ -146,10 +131,6 @@ class MeshProcesses:
     @property
     def base_url(self) -> str:
         return self.mesh.base_url
-
-    @property
-    def gateway_urls(self) -> list[str]:
-        return [self.base_url, *(f"http://{address}" for address in self.mesh.separate)]
 
     @property
     def api_key(self) -> str:
@@ -192,13 +173,6 @@ class MeshProcesses:
     def restarts(self, name: str) -> int:
         return self.mesh.supervisor.child(name).restarts
 
-    def inject(self, engine: str, rules: list[dict[str, object]]) -> None:
-        """Replaces the faults of ``trainer`` or ``sampler``; see tests.doubles.faults."""
-        write_rules(self.settings.state_dir / f"{engine}.control", rules)
-
-    def journal(self, engine: str = "trainer") -> list[dict[str, Any]]:
-        return read(self.settings.state_dir / f"{engine}.journal")
-
     def logs(self, name: str) -> str:
         return self.mesh.supervisor.child(name).spec.log_file.read_text()
 
@@ -210,10 +184,53 @@ class MeshProcesses:
             future.cancel()
             raise
 
-    def __enter__(self) -> MeshProcesses:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class MeshProcesses(RunningMesh):
+    """Real control plane, doubled engines.
+
+    `separate_gateways`: every gateway on a port of its own (`gateway_urls`) instead of one shared
+    socket. `variables` are added to the environment of gateways and schedulers.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        gateways: int = 1,
+        schedulers: int = 1,
+        variables: dict[str, str] | None = None,
+        trainer_options: Sequence[str] = (),
+        separate_gateways: bool = False,
+    ) -> None:
+        settings = free_ports_settings(directory, Path("unused"), BASE_MODEL, gateways=gateways, schedulers=schedulers)
+        self._separate = [f"{settings.host}:{free_port()}" for _ in range(1, gateways) if separate_gateways]
+        super().__init__(lambda: DoubledMesh(settings, variables or {}, trainer_options, self._separate))
+
+    @property
+    def gateway_urls(self) -> list[str]:
+        return [self.base_url, *(f"http://{address}" for address in self._separate)]
+
+    def inject(self, engine: str, rules: list[dict[str, object]]) -> None:
+        """Replaces the faults of ``trainer`` or ``sampler``; see tests.doubles.faults."""
+        write_rules(self.settings.state_dir / f"{engine}.control", rules)
+
+    def journal(self, engine: str = "trainer") -> list[dict[str, Any]]:
+        return read(self.settings.state_dir / f"{engine}.journal")
+
+
+class RealMeshProcesses(RunningMesh):
+    """Everything real: Megatron trainer and vLLM sampler on `model`, one compute thread each."""
+
+    def __init__(self, directory: Path, model: Path, *, gateways: int = 1, schedulers: int = 1) -> None:
+        settings = free_ports_settings(
+            directory, model, str(model), gateways=gateways, schedulers=schedulers, threads=1, max_rank=16
+        )
+        super().__init__(lambda: LocalMesh(settings))

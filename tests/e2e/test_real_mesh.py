@@ -1,0 +1,67 @@
+"""The main path on real engines: Megatron trains, vLLM samples, both on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doubles.mesh import RealMeshProcesses
+from tests.doubles.scenario import sdk_python, start_scenario
+from tests.doubles.scenario_checks import check_scenario, difference
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def report(real_mesh: RealMeshProcesses, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("scenario")
+    return start_scenario(directory, real_mesh.environment, real_mesh.settings.model_name).report(240)
+
+
+def test_sdk_0_38_runs_the_main_path_on_real_engines_API_01(report: dict[str, Any]) -> None:
+    check_scenario(report, vocab=512, tolerance=TOLERANCE)
+
+
+def test_sampler_and_trainer_agree_on_the_same_snapshot(report: dict[str, Any]) -> None:
+    """Prompt logprobs of vLLM against the trainer's forward; the base model is the negative control."""
+    trainer = [report["saves"]["trainer_logprobs"]]
+    assert difference([report["sampling"]["named"]["prompt"][1:]], trainer) <= TOLERANCE
+    assert difference([report["sampling"]["base"]["prompt"][1:]], trainer) > 10 * TOLERANCE
+
+
+def test_resume_with_optimizer_is_bitwise_CKPT_07(report: dict[str, Any]) -> None:
+    resumed = report["resumed"]
+    assert resumed["with_optimizer"] == resumed["original"]
+    assert resumed["weights_only"] != resumed["original"]
+
+
+def test_sdk_0_26_runs_the_main_path_on_real_engines_API_01(real_mesh: RealMeshProcesses, tmp_path: Path) -> None:
+    python = sdk_python("0.26.2")
+    if not python.exists():
+        pytest.skip("no environment of SDK 0.26.2: run `make sdk-venvs`")
+    name = real_mesh.settings.model_name
+    report = start_scenario(tmp_path, real_mesh.environment, name, "--rounds", "1", python=python).report(240)
+    check_scenario(report, vocab=512, tolerance=TOLERANCE)
+
+
+def test_kill_of_gateways_and_schedulers_keeps_the_real_job_MESH(
+    real_mesh: RealMeshProcesses, report: dict[str, Any], tmp_path: Path
+) -> None:
+    """As in tests/mesh, with real numbers: within tolerance of the undisturbed run."""
+    run = start_scenario(tmp_path, real_mesh.environment, real_mesh.settings.model_name)
+    for stage, name in zip(("created", "chunked", "round 1", "round 2"), _parts(real_mesh), strict=True):
+        run.wait_mark(stage, 120)
+        real_mesh.kill(name)
+        real_mesh.wait_restarted(name, 1)
+    disturbed = run.report(240)
+    for left, right in zip(disturbed["rounds"], report["rounds"], strict=True):
+        assert difference(left["logprobs"], right["logprobs"]) <= TOLERANCE
+    assert difference(disturbed["resumed"]["original"], report["resumed"]["original"]) <= TOLERANCE
+
+
+def _parts(mesh: RealMeshProcesses) -> list[str]:
+    gateways, schedulers = mesh.names("gateway"), mesh.names("scheduler")
+    return [gateways[0], schedulers[0], gateways[1], schedulers[1]]
