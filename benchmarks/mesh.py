@@ -104,8 +104,11 @@ def running(make: Callable[[LocalSettings], LocalMesh], **options: Any) -> Itera
 @contextmanager
 def doubled(slots: int) -> Iterator[RunningMesh]:
     """Gateway, scheduler and Valkey as they are; trainer and sampler compute nothing to speak of."""
-    options = ("--slots", str(slots))
-    with running(lambda s: DoubledMesh(s, {}, options, separate=False), model=Path("unused"), model_name=BASE_MODEL) as mesh:
+
+    def make(settings: LocalSettings) -> LocalMesh:
+        return DoubledMesh(settings, {}, ("--slots", str(slots)), separate=False)
+
+    with running(make, model=Path("unused"), model_name=BASE_MODEL) as mesh:
         yield mesh
 
 

@@ -32,9 +32,13 @@ class Connection(asyncio.Protocol):
     _parser: HttpResponseParser | None = None
     _done: asyncio.Future[Answer] | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing()
+
     async def request(self, message: bytes) -> Answer:
         """Raises ConnectionError when the server closes first, TimeoutError when it is silent."""
-        if self.transport is None or self.transport.is_closing():
+        if self.transport is None or not self.is_open:
             raise ConnectionError("connection is closed")
         self._answer, self._parts = Answer(), []
         self._parser = HttpResponseParser(self)

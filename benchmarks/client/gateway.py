@@ -31,10 +31,17 @@ class Gateway:
             f"POST /api/v1/{path} HTTP/1.1\r\n{self._head}Accept: {accept}\r\n"
             f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode() + body
-        connection = self._idle.pop() if self._idle else await self._connect()
+        connection = self._open() or await self._connect()
         answer = await connection.request(message)
         self._idle.append(connection)
         return answer
+
+    def _open(self) -> Connection | None:
+        """A kept connection that the server has not closed for idleness."""
+        while self._idle:
+            if (connection := self._idle.pop()).is_open:
+                return connection
+        return None
 
     async def call(self, path: str, content: dict[str, Any]) -> Any:
         """A JSON request with a JSON answer. Raises Refused unless the status is 200."""
