@@ -94,18 +94,27 @@ def publish(public: Path, fill: Callable[[Path], None], claim: Claim, *, reached
         if (earlier := _equal_version(public, temporary, claim)) is not None:
             _discard(temporary)
             return earlier
-        _sync_tree(temporary)
-        temporary.rename(version)
-        _sync(public.parent)
+        _seal(temporary, version)
         reached("renamed")
         _swing(public, version, claim, reached)
     except BaseException:
-        # Cleaning must not hide the cause; what stays behind is residue for the next attempt.
-        with contextlib.suppress(OSError):
-            _discard(temporary)
-            _discard_unlinked(public, version)
+        _clean_up(public, temporary, version)
         raise
     return version
+
+
+def _seal(temporary: Path, version: Path) -> None:
+    """On disk first, then under its final name."""
+    _sync_tree(temporary)
+    temporary.rename(version)
+    _sync(version.parent)
+
+
+def _clean_up(public: Path, temporary: Path, version: Path) -> None:
+    """Must not hide the cause; what stays behind is residue for the next attempt."""
+    with contextlib.suppress(OSError):
+        _discard(temporary)
+        _discard_unlinked(public, version)
 
 
 def discard_residue(public: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import InvalidInput, StaleFence
+from services.trainer import publish as module
 from services.trainer.publish import Claim, check_free, collect_garbage, public_path, publish
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -131,6 +132,16 @@ def test_writer_whose_residue_was_cleaned_cannot_publish_it_CKPT_20(public: Path
         publish(public, fill(1), OVERWRITE, reached=next_saver)
     assert seen(public) == 2
     assert len(list(public.parent.iterdir())) == 2
+
+
+def test_residue_leaves_its_name_before_its_first_file_goes_CKPT_20(public: Path, monkeypatch):
+    """Else a zombie could rename a half-emptied directory into a version."""
+    residue = public.parent / f"_tmp_a_{'0' * 32}"
+    residue.mkdir(parents=True)
+    removed = []
+    monkeypatch.setattr(module.shutil, "rmtree", lambda path, ignore_errors: removed.append((path, residue.exists())))
+    publish(public, fill(1), ONCE)
+    assert [still_there for _, still_there in removed] == [False]
 
 
 def test_failed_fill_leaves_the_public_name_as_it_was(public: Path):
