@@ -58,6 +58,8 @@ def train(
             if number % arguments.probe_every == 0 or number == len(plan):
                 with clock.time("probe set"):
                     clock.probe.append((number, probe(training, probes)))
+            if not console.is_terminal and number % 5 == 0:
+                console.print(f"step {number}: loss {loss:.2f}  probe {clock.probe[-1][1]:.2f}", highlight=False)
             progress.update(bar, advance=1, note=f"loss {loss:.2f}  probe {clock.probe[-1][1]:.2f}")
 
 

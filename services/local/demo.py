@@ -31,7 +31,7 @@ async def run_script(mesh: LocalMesh, name: str, arguments: Sequence[str]) -> in
         "TINKERMESH_DEMO_MODEL": mesh.settings.model_name,
         "TINKERMESH_DEMO_TOKENIZER": str(mesh.settings.model),
         "TINKERMESH_DEMO_ADMIN": mesh.addresses.schedulers[0],
-        "TINKERMESH_DEMO_KEYS": f"{mesh.settings.key_file}:{mesh.settings.pepper_file}",
+        "TINKERMESH_DEMO_STATE": str(mesh.settings.state_dir),
         "NO_PROXY": ",".join(filter(None, ["127.0.0.1,localhost", os.environ.get("NO_PROXY", "")])),
     }
     process = await asyncio.create_subprocess_exec(sys.executable, str(script(name)), *arguments, env=environment)

@@ -159,7 +159,14 @@ def _variables(service: str, **values: object) -> dict[str, str]:
 
 
 def _threads(count: int) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(count), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    """Waiting compute threads sleep: spinning ones would take the cores from the other engine."""
+    return {
+        "OMP_NUM_THREADS": str(count),
+        "OMP_WAIT_POLICY": "passive",
+        "GOMP_SPINCOUNT": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def _log(settings: LocalSettings, name: str) -> Path:
