@@ -5,7 +5,6 @@ Imports Megatron only when an engine is built, so the service half starts withou
 
 from __future__ import annotations
 
-import logging
 import warnings
 
 import torch.distributed as dist
@@ -18,7 +17,6 @@ def build_engine(spec: EngineSpec) -> Engine:
     with warnings.catch_warnings():
         # Megatron warns at import that optional GPU packages are absent; they are by design.
         warnings.simplefilter("ignore", UserWarning)
-        logging.getLogger("megatron.core").setLevel(logging.ERROR)
         from services.trainer.megatron.engine import EngineConfig, MegatronEngine
 
         joined = dist.is_initialized()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from services.trainer.megatron.architecture import Architecture
 from services.trainer.megatron.attention import PackedSequences
 from services.trainer.megatron.lora.routing import Routing
 from services.trainer.megatron.lora.targets import GroupKey
+from services.trainer.megatron.norm import FrozenRMSNorm
 from services.trainer.megatron.runtime import Runtime
 from services.trainer.megatron.spec import layer_spec
 from services.trainer.megatron.weights import load_weights
@@ -37,18 +39,18 @@ def build_model(
 ) -> BaseModel:
     """The base with frozen weights, untied, in eval mode, its linear layers connected to `routing`."""
     facts.check_tensor_parallel(runtime.tp_size)
+    # It warns once per layer that our MLP is not its own class.
+    logging.getLogger("megatron.core.transformer.transformer_layer").setLevel(logging.ERROR)
     model = BaseModel(
         config=_transformer_config(facts, runtime, dtype),
-        transformer_layer_spec=layer_spec(qk_norm=facts.qk_norm),
+        transformer_layer_spec=layer_spec(qk_norm=facts.qk_norm, ffn_size=facts.ffn, tp_group=runtime.tp_group),
         vocab_size=facts.vocab,
         max_sequence_length=facts.max_positions,
         parallel_output=True,
         share_embeddings_and_output_weights=False,
         position_embedding_type="none",
     )
-    model.decoder.final_layernorm = layer_spec(qk_norm=False).submodules.input_layernorm(
-        config=model.config, hidden_size=facts.hidden, eps=facts.norm_eps
-    )
+    model.decoder.final_layernorm = FrozenRMSNorm(model.config, facts.hidden, facts.norm_eps)
     load_weights(model, facts, directory, runtime.tp_rank, runtime.tp_size)
     model.requires_grad_(requires_grad=False)
     model.eval().to(runtime.device)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
@@ -89,7 +90,7 @@ def _residual_add(_training: bool, _fused: bool) -> Callable[..., torch.Tensor]:
     return lambda output, residual, _probability: output[0] + residual
 
 
-def layer_spec(*, qk_norm: bool) -> ModuleSpec:
+def layer_spec(*, qk_norm: bool, ffn_size: int, tp_group: dist.ProcessGroup) -> ModuleSpec:
     """The spec of every layer of a dense decoder."""
     attention = SelfAttentionSubmodules(
         linear_qkv=SlotColumnLinear,
@@ -111,6 +112,7 @@ def layer_spec(*, qk_norm: bool) -> ModuleSpec:
             pre_mlp_layernorm=FrozenRMSNorm,
             mlp=ModuleSpec(
                 module=SwigluMLP,
+                params={"ffn_hidden_size": ffn_size, "tp_group": tp_group},
                 submodules=MLPSubmodules(linear_fc1=SlotColumnLinear, linear_fc2=SlotRowLinear),
             ),
             mlp_bda=_residual_add,

@@ -1,0 +1,43 @@
+"""Small base models for the engine's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tools.make_tiny_qwen3 import build as build_qwen3
+
+VOCABULARY = 512
+
+
+def build_llama(directory: Path, *, tied: bool) -> Path:
+    """Llama-style: no q/k norm, three query heads per key/value head, head_dim not hidden / heads."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=0,
+        dtype="float32",
+    )
+    torch.manual_seed(7)
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory, safe_serialization=True)
+    return directory
+
+
+BUILDERS = {
+    "qwen3": lambda directory: build_qwen3(directory, tied=False),
+    "qwen3-tied": lambda directory: build_qwen3(directory, tied=True),
+    "llama": lambda directory: build_llama(directory, tied=False),
+    "llama-tied": lambda directory: build_llama(directory, tied=True),
+}

@@ -1,0 +1,136 @@
+"""LOSS-01..06, 15: the objectives against hand-computed values and finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from services.common.errors import InvalidInput
+from services.trainer.losses import LOSSES, OBJECTIVES, position_losses
+
+# Ratios below, inside and above the default bounds of ppo, with both signs of A.
+RATIOS = torch.tensor([0.5, 0.5, 1.0, 1.1, 1.5, 1.5, 6.0, 6.0], dtype=torch.float64)
+ADVANTAGES = torch.tensor([2.0, -1.0, 0.5, -3.0, 1.0, -2.0, 1.5, -0.5], dtype=torch.float64)
+LP = torch.tensor([-0.1, -0.7, -1.3, -2.0, -0.4, -3.0, -1.1, -0.9], dtype=torch.float64)
+POLICY = {"logprobs": LP - RATIOS.log(), "advantages": ADVANTAGES}
+WEIGHTS = {"weights": torch.tensor([1.0, -0.5, 0.0, 2.0, 0.25, 1.0, 1.0, 3.0], dtype=torch.float64)}
+
+
+def _clip(value: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    return torch.tensor([min(max(float(v), low), high) for v in value], dtype=torch.float64)
+
+
+def _ppo(low: float, high: float) -> tuple[torch.Tensor, torch.Tensor]:
+    loss, gradient = [], []
+    for r, a in zip(RATIOS.tolist(), ADVANTAGES.tolist(), strict=True):
+        clipped = min(max(r, low), high)
+        loss.append(-min(r * a, clipped * a))
+        gradient.append(-r * a if r * a < clipped * a or low <= r <= high else 0.0)
+    return torch.tensor(loss, dtype=torch.float64), torch.tensor(gradient, dtype=torch.float64)
+
+
+def _cispo(low: float, high: float) -> tuple[torch.Tensor, torch.Tensor]:
+    clipped = _clip(RATIOS, low, high)
+    return -clipped * LP * ADVANTAGES, -clipped * ADVANTAGES
+
+
+def _dro(beta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    gap = RATIOS.log()
+    return -(LP * ADVANTAGES - 0.5 * beta * gap**2), -(ADVANTAGES - beta * gap)
+
+
+CASES = {
+    "cross_entropy": ("cross_entropy", {}, (-WEIGHTS["weights"] * LP, -WEIGHTS["weights"])),
+    "importance_sampling": ("importance_sampling", {}, (-RATIOS * ADVANTAGES, -RATIOS * ADVANTAGES)),
+    "ppo": ("ppo", {}, _ppo(0.8, 1.2)),
+    "ppo-wide": ("ppo", {"clip_low_threshold": 0.4, "clip_high_threshold": 5.0}, _ppo(0.4, 5.0)),
+    "cispo": ("cispo", {}, _cispo(0.0, 4.0)),
+    "cispo-narrow": ("cispo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}, _cispo(0.8, 1.2)),
+    "dro": ("dro", {}, _dro(0.05)),
+    "dro-strong": ("dro", {"beta": 1.5}, _dro(1.5)),
+}
+
+
+def _fields(name: str) -> dict[str, torch.Tensor]:
+    return WEIGHTS if name == "cross_entropy" else POLICY
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_value_and_gradient_equal_the_closed_form_LOSS_01_to_05(case: str) -> None:
+    name, config, (loss, gradient) = CASES[case]
+    lp = LP.clone().requires_grad_()
+    actual = position_losses(name, lp, _fields(name), config)
+    (actual_gradient,) = torch.autograd.grad(actual.sum(), lp)
+    torch.testing.assert_close(actual, loss, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(actual_gradient, gradient, rtol=1e-12, atol=1e-12)
+    assert loss.abs().sum() > 0
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if not name.startswith("cispo")])
+def test_gradient_equals_finite_differences_LOSS_01_to_05(case: str) -> None:
+    # cispo's gradient is by definition not that of its value: the ratio is held constant.
+    name, config, _ = CASES[case]
+    fields = _fields(name)
+    assert torch.autograd.gradcheck(
+        lambda lp: position_losses(name, lp, fields, config), (LP.clone().requires_grad_(),)
+    )
+
+
+def test_cispo_gradient_equals_finite_differences_with_its_ratio_held_LOSS_04() -> None:
+    held = _clip(RATIOS, 0.0, 4.0)
+    lp = LP.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(position_losses("cispo", lp, POLICY, {}).sum(), lp)
+    step = 1e-6
+    difference = ((-held * (LP + step) * ADVANTAGES) - (-held * (LP - step) * ADVANTAGES)) / (2 * step)
+    torch.testing.assert_close(gradient, difference, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo"])
+@pytest.mark.parametrize("q", [-99999.0, 0.0, 88.0, float("-inf"), float("nan")])
+def test_zero_advantage_contributes_nothing_whatever_q_is_LOSS_15(name: str, q: float) -> None:
+    lp = torch.tensor([-3.0, -1.0], requires_grad=True)
+    fields = {"logprobs": torch.tensor([q, -1.1]), "advantages": torch.tensor([0.0, 1.0])}
+    losses = position_losses(name, lp, fields, {})
+    (gradient,) = torch.autograd.grad(losses.sum(), lp)
+    alone = position_losses(name, lp[1:], {key: value[1:] for key, value in fields.items()}, {})
+    assert losses[0] == 0
+    assert gradient[0] == 0
+    assert torch.equal(losses[1:], alone)
+    assert math.isfinite(float(gradient[1]))
+    assert float(gradient[1]) != 0
+
+
+def test_clipped_overflowing_ratio_has_zero_gradient_LOSS_03() -> None:
+    lp = torch.tensor([-1.0], requires_grad=True)
+    fields = {"logprobs": torch.tensor([-99999.0]), "advantages": torch.tensor([1.0])}
+    loss = position_losses("ppo", lp, fields, {})
+    (gradient,) = torch.autograd.grad(loss.sum(), lp)
+    assert float(loss) == pytest.approx(-1.2)
+    assert float(gradient) == 0
+
+
+def test_zero_weight_selects_away_a_broken_logprob() -> None:
+    lp = torch.tensor([float("nan"), -1.0], requires_grad=True)
+    losses = position_losses("cross_entropy", lp, {"weights": torch.tensor([0.0, 2.0])}, {})
+    (gradient,) = torch.autograd.grad(losses.sum(), lp)
+    assert losses.tolist() == [0.0, 2.0]
+    assert gradient.tolist() == [0.0, -2.0]
+
+
+def test_defaults_are_those_of_the_protocol() -> None:
+    assert OBJECTIVES["ppo"].defaults == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+    assert OBJECTIVES["cispo"].defaults == {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}
+    assert OBJECTIVES["dro"].defaults == {"beta": 0.05}
+    assert LOSSES == ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
+
+
+def test_unknown_loss_key_or_field_is_refused_by_name() -> None:
+    lp = torch.zeros(1)
+    with pytest.raises(InvalidInput, match="loss_fn: 'focal'"):
+        position_losses("focal", lp, {}, {})
+    with pytest.raises(InvalidInput, match="loss_fn_config.beta"):
+        position_losses("ppo", lp, POLICY, {"beta": 1.0})
+    with pytest.raises(InvalidInput, match="loss_fn_inputs.weights"):
+        position_losses("cross_entropy", lp, {}, {})

@@ -1,0 +1,121 @@
+"""Tensor and data parallelism on two gloo ranks against one rank, parameter by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.common.errors import InvalidInput
+from services.trainer.megatron.architecture import read_architecture
+from services.trainer.megatron.engine import EngineConfig, MegatronEngine
+from services.trainer.megatron.runtime import Parallelism
+from tests.unit.trainer import parallel_scenario as scenario
+from tests.unit.trainer.rig import relative, same, worst
+
+RESULT_TOLERANCE = 1e-5
+GRADIENT_TOLERANCE = 1e-5
+WEIGHT_TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def single(model_dir: Callable[[str], Path]) -> dict[str, Any]:
+    engine = MegatronEngine(EngineConfig(model_dir("qwen3"), micro_batch_tokens=30))
+    return scenario.run(engine)
+
+
+@pytest.fixture(scope="module")
+def double(
+    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    return scenario.run_on_two_ranks(tmp_path_factory.mktemp("ranks"), model_dir("qwen3"))
+
+
+both = pytest.mark.parametrize("mode", ["tp", "dp"])
+
+
+@both
+def test_results_equal_one_rank_on_every_rank_LOSS_10_LOSS_11(
+    mode: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]]
+) -> None:
+    for outcome in double[mode]:
+        assert outcome["failures"] == single["failures"] == [False] * 3 + [True] + [False] * 3
+        assert outcome["losses"] == pytest.approx(single["losses"], rel=RESULT_TOLERANCE)
+        for field in ("logprobs", "after"):
+            for actual, expected in zip(outcome[field], single[field], strict=True):
+                assert relative(actual, expected) <= RESULT_TOLERANCE or not expected.any()
+
+
+@both
+def test_gradient_of_every_parameter_equals_one_rank(
+    mode: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]]
+) -> None:
+    for slot, expected in single["gradients"].items():
+        assert worst(double[mode][0]["gradients"][slot], expected) <= GRADIENT_TOLERANCE
+        assert all(value.any() for value in expected.values())
+
+
+@both
+def test_norms_and_next_weights_equal_one_rank_OPT_05(
+    mode: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]]
+) -> None:
+    for outcome in double[mode]:
+        assert outcome["norms"] == pytest.approx(single["norms"], rel=RESULT_TOLERANCE)
+    first = double[mode][0]
+    assert first["steps"] == single["steps"] == [1, 1, 1]
+    for slot, expected in single["weights"].items():
+        assert worst(first["weights"][slot], expected) <= WEIGHT_TOLERANCE
+        assert worst(first["exp_avg"][slot], single["exp_avg"][slot]) <= GRADIENT_TOLERANCE
+
+
+@both
+def test_only_rank_0_holds_an_image_SNAP_06(mode: str, double: dict[str, list[dict[str, Any]]]) -> None:
+    assert all(double[mode][0]["weights"][slot] for slot in scenario.SHAPES)
+    assert not any(double[mode][1]["weights"][slot] for slot in scenario.SHAPES)
+
+
+@both
+def test_non_finite_part_on_one_rank_skips_the_slot_on_all_OPT_06(
+    mode: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]]
+) -> None:
+    for outcome in (single, *double[mode]):
+        assert outcome["skipped"][0] == {"skipped_nonfinite": 1.0}
+        assert outcome["skipped"][1]["grad_norm"] == pytest.approx(
+            single["skipped"][1]["grad_norm"], rel=WEIGHT_TOLERANCE
+        )
+
+
+@both
+def test_initial_weights_do_not_depend_on_the_topology(
+    mode: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]]
+) -> None:
+    assert same(double[mode][0]["fresh"], single["fresh"])
+
+
+def test_replicas_hold_bitwise_equal_slots(double: dict[str, list[dict[str, Any]]]) -> None:
+    assert double["dp"][0]["digests"] == double["dp"][1]["digests"]
+
+
+def test_error_of_one_replica_is_raised_on_both_and_changes_nothing_CKPT_08(
+    double: dict[str, list[dict[str, Any]]],
+) -> None:
+    first, second = double["dp"]
+    assert first["raised"].startswith("ServerError")
+    assert second["raised"] == "MemoryError: only this rank"
+    assert first["unchanged"]
+    assert second["unchanged"]
+    assert first["again"] == second["again"]
+
+
+def test_what_is_not_supported_is_refused_by_name(model_dir: Callable[[str], Path]) -> None:
+    for field in ("pipeline", "expert", "context"):
+        with pytest.raises(InvalidInput, match=f"{field} parallelism is not supported"):
+            Parallelism(**{field: 2}).check(2)
+    with pytest.raises(InvalidInput, match="number of ranks 2"):
+        Parallelism(tensor=2, data=2).check(2)
+    with pytest.raises(InvalidInput, match="num_key_value_heads 2"):
+        read_architecture(model_dir("qwen3")).check_tensor_parallel(4)
+    assert torch.distributed.is_available()

@@ -1,0 +1,111 @@
+"""CKPT-05, 07, 09, 10: a captured slot resumes bitwise in another slot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from services.trainer.engine import Loss, SlotDatum, SlotImage
+from services.trainer.megatron.engine import MegatronEngine
+from tests.unit.trainer.rig import ADAM, CROSS_ENTROPY, layout, on_slot, randomize, same, supervised
+
+SHAPE = layout(6)
+STEPS = 3
+
+
+def _train(engine: MegatronEngine, slot: int, numbers: range) -> None:
+    for number in numbers:
+        items = [SlotDatum(slot, supervised(number, 20)), SlotDatum(slot, supervised(number + 100, 13))]
+        engine.run_pass(items, CROSS_ENTROPY, backward=True)
+        engine.optim_steps([(slot, ADAM)])
+
+
+@pytest.fixture
+def trained(engine: MegatronEngine) -> MegatronEngine:
+    """Slot 0 after STEPS steps."""
+    randomize(engine, 0, SHAPE, seed=1)
+    _train(engine, 0, range(STEPS))
+    return engine
+
+
+def _resume(engine: MegatronEngine, image: SlotImage) -> SlotImage:
+    """One more step from `image` in slot 3."""
+    engine.restore(3, image)
+    _train(engine, 3, range(STEPS, STEPS + 1))
+    return engine.capture(3, moments=True)
+
+
+def _equal(left: SlotImage, right: SlotImage) -> bool:
+    return left.step == right.step and all(
+        same(getattr(left, field), getattr(right, field)) for field in ("weights", "exp_avg", "exp_avg_sq")
+    )
+
+
+def _rounded(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.bfloat16().float() for name, value in values.items()}
+
+
+def test_resume_in_another_slot_is_bitwise_the_uninterrupted_run_CKPT_07(trained: MegatronEngine) -> None:
+    image = trained.capture(0, moments=True)
+    _train(trained, 0, range(STEPS, STEPS + 1))
+    uninterrupted = trained.capture(0, moments=True)
+    assert uninterrupted.step == STEPS + 1
+    assert _equal(_resume(trained, image), uninterrupted)
+    # Negative controls: each loss of state shows in the next weights.
+    controls = {
+        "weights only": SlotImage(image.layout, image.weights),
+        "masters through bfloat16": replace(image, weights=_rounded(image.weights)),
+        "moments through bfloat16": replace(image, exp_avg=_rounded(image.exp_avg)),
+        "clock reset": replace(image, step=0),
+    }
+    for name, damaged in controls.items():
+        assert not same(_resume(trained, damaged).weights, uninterrupted.weights), name
+
+
+def test_image_is_a_copy_that_later_steps_do_not_touch(trained: MegatronEngine) -> None:
+    image = trained.capture(0, moments=True)
+    kept = {name: value.clone() for name, value in image.weights.items()}
+    _train(trained, 0, range(5, 6))
+    assert same(image.weights, kept)
+    assert not same(trained.capture(0, moments=True).weights, kept)
+
+
+def test_weights_only_starts_adam_fresh_CKPT_09(trained: MegatronEngine) -> None:
+    trained.restore(3, SlotImage(SHAPE, trained.capture(0, moments=False).weights, step=7))
+    restored = trained.capture(3, moments=True)
+    assert restored.step == 0
+    assert same(restored.weights, trained.capture(0, moments=False).weights)
+    assert not any(value.any() for value in (*restored.exp_avg.values(), *restored.exp_avg_sq.values()))
+
+
+def test_pending_window_is_not_captured_and_loading_clears_it_CKPT_10(trained: MegatronEngine) -> None:
+    trained.run_pass(on_slot(0, supervised(9, 20)), CROSS_ENTROPY, backward=True)
+    image = trained.capture(0, moments=True)
+    assert trained.window_open(0)
+    trained.restore(3, image)
+    assert not trained.window_open(3)
+    assert trained.optim_steps([(3, ADAM)])[3].metrics["grad_norm"] == 0.0
+    trained.restore(0, image)
+    assert not trained.window_open(0)
+
+
+def test_names_and_shapes_carry_no_slot_number_CKPT_05(trained: MegatronEngine) -> None:
+    image = trained.capture(0, moments=True)
+    shapes = {name: tuple(value.shape) for name, value in image.weights.items()}
+    assert shapes == trained.expected_shapes(SHAPE)
+    assert list(shapes) == list(trained.expected_shapes(SHAPE))
+    trained.restore(3, image)
+    assert _equal(trained.capture(3, moments=True), image)
+    assert set(image.exp_avg) == set(image.exp_avg_sq) == set(image.weights)
+    assert all(value.dtype == torch.float32 and value.is_contiguous() for value in image.weights.values())
+
+
+def test_the_adapter_really_trains(trained: MegatronEngine) -> None:
+    items = on_slot(0, supervised(0, 20))
+    before = trained.run_pass(items, Loss("cross_entropy", {}), backward=False)[0].loss
+    for _ in range(4):
+        trained.run_pass(items, CROSS_ENTROPY, backward=True)
+        trained.optim_steps([(0, ADAM)])
+    assert trained.run_pass(items, CROSS_ENTROPY, backward=False)[0].loss < before
