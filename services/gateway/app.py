@@ -19,7 +19,8 @@ from services.gateway.settings import Settings
 
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
-_AREAS = (meta, sessions, models, batches, training, sampling, futures)
+# The busiest first: routes are tried in order.
+_AREAS = (futures, batches, training, sampling, sessions, models, meta)
 
 
 def create_app(settings: Settings, on_start: Callable[[Gateway], None] | None = None) -> Starlette:

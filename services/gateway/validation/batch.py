@@ -6,16 +6,14 @@ is searched for only when a column turned out to be bad.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import InvalidInput
 from services.gateway.settings import Limits
+from services.gateway.validation.columns import Columns
 from services.gateway.validation.losses import (
     PER_TOKEN_THRESHOLDS,
     TARGETS,
@@ -26,8 +24,6 @@ from services.gateway.validation.losses import (
 )
 from services.gateway.wire.batch import RawBatch, RawDatum
 from services.gateway.wire.tensors import Tensor
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +43,15 @@ def canonicalise(batch: RawBatch, facts: types.PoolFacts, limits: Limits) -> Can
     dropped: dict[str, int] = {}
     for index, datum in enumerate(batch.datums):
         _check_datum(index, datum, rule, limits, dropped)
-    columns = _Columns(batch.datums)
+    columns = Columns(batch.datums)
     parts = [
         columns.tokens(facts.vocab_size),
         columns.targets(facts.vocab_size),
-        *(columns.floats(name, optional=name in rule.optional) for name in rule.fields),
+        *(columns.floats(name) for name in rule.fields),
     ]
     table = types.DatumTable(lengths=columns.lengths, widths=columns.widths, fields=rule.fields)
     body = types.BatchBody(backward=batch.backward, loss=loss, table=table)
-    return CanonicalBatch(body, _interleave(parts, columns), dropped)
+    return CanonicalBatch(body, columns.blocks(parts), dropped)
 
 
 def _check_sizes(datums: Sequence[RawDatum], facts: types.PoolFacts, limits: Limits) -> None:
@@ -75,6 +71,8 @@ def _check_sizes(datums: Sequence[RawDatum], facts: types.PoolFacts, limits: Lim
 
 
 def _check_datum(index: int, datum: RawDatum, rule: LossRule, limits: Limits, dropped: dict[str, int]) -> None:
+    if _is_plain(datum, rule):
+        return
     for name in datum.inputs:
         _check_name(index, name, rule, dropped)
     missing = [name for name in (TARGETS, *rule.fields) if name not in datum.inputs and name not in rule.optional]
@@ -90,6 +88,17 @@ def _check_datum(index: int, datum: RawDatum, rule: LossRule, limits: Limits, dr
             )
 
 
+def _is_plain(datum: RawDatum, rule: LossRule) -> bool:
+    """What nearly every datum is: exactly the loss's inputs, one target per position."""
+    shape = (datum.length,)
+    inputs = datum.inputs
+    return (
+        inputs.keys() == rule.names
+        and all(tensor.shape == shape for tensor in inputs.values())
+        and inputs[TARGETS].dtype != "float32"
+    )
+
+
 def _check_name(index: int, name: str, rule: LossRule, dropped: dict[str, int]) -> None:
     if name in PER_TOKEN_THRESHOLDS:
         raise InvalidInput(f"datum {index}: per-token {name} is not supported; set it in loss_fn_config")
@@ -101,7 +110,7 @@ def _check_name(index: int, name: str, rule: LossRule, dropped: dict[str, int]) 
 
 
 def _check_targets(index: int, datum: RawDatum, targets: Tensor, limits: Limits) -> None:
-    if targets.values.dtype.kind != "i":
+    if targets.dtype == "float32":
         raise InvalidInput(f"datum {index}: target_tokens must be int64, not float32")
     widest = limits.max_targets_per_position
     # (N, 1) would come back as (N,): refused as well while one target per position is all there is.
@@ -112,65 +121,3 @@ def _check_targets(index: int, datum: RawDatum, targets: Tensor, limits: Limits)
         )
     if targets.length != datum.length:
         raise InvalidInput(f"datum {index}: {targets.length} target_tokens for {datum.length} model_input tokens")
-
-
-class _Columns:
-    """All values of one input, concatenated over the datums of a request."""
-
-    def __init__(self, datums: Sequence[RawDatum]) -> None:
-        self._datums = datums
-        self.lengths = [datum.length for datum in datums]
-        self.widths = [datum.inputs[TARGETS].width for datum in datums]
-        self.token_offsets = np.concatenate(([0], np.cumsum(self.lengths)))
-        sizes = [length * width for length, width in zip(self.lengths, self.widths, strict=True)]
-        self.target_offsets = np.concatenate(([0], np.cumsum(sizes)))
-
-    def tokens(self, vocab: int) -> Array:
-        """int32 [sum of lengths]."""
-        tokens = np.frombuffer(b"".join([datum.tokens for datum in self._datums]), "<i4")
-        self._check_range("model_input token", tokens, vocab, self.token_offsets)
-        return tokens
-
-    def targets(self, vocab: int) -> Array:
-        """int32 [sum of lengths times widths]."""
-        targets = np.concatenate([datum.inputs[TARGETS].values for datum in self._datums])
-        self._check_range("target token", targets, vocab, self.target_offsets)
-        return targets.astype("<i4")
-
-    def floats(self, name: str, *, optional: bool) -> Array:
-        """float32 [sum of lengths times widths]; an absent optional input is ones."""
-        values = np.concatenate(list(self._float_parts(name)) if optional else self._values(name))
-        with np.errstate(over="ignore"):
-            values = values.astype("<f4", copy=False)
-        if not np.isfinite(values).all():
-            position = int(np.flatnonzero(~np.isfinite(values))[0])
-            where = self._locate(position, self.target_offsets)
-            raise InvalidInput(f"{where}: {name} is {values[position]} as float32; it must be finite")
-        return values
-
-    def _values(self, name: str) -> list[Array]:
-        return [datum.inputs[name].values for datum in self._datums]
-
-    def _float_parts(self, name: str) -> Iterator[Array]:
-        for datum in self._datums:
-            tensor = datum.inputs.get(name)
-            yield np.ones(datum.inputs[TARGETS].values.size, "<f4") if tensor is None else tensor.values
-
-    def _check_range(self, what: str, ids: Array, vocab: int, offsets: Array) -> None:
-        if int(ids.min()) >= 0 and int(ids.max()) < vocab:
-            return
-        position = int(np.flatnonzero((ids < 0) | (ids >= vocab))[0])
-        raise InvalidInput(f"{self._locate(position, offsets)}: {what} {ids[position]} is outside [0, {vocab})")
-
-    def _locate(self, position: int, offsets: Array) -> str:
-        datum = int(np.searchsorted(offsets, position, side="right")) - 1
-        return f"datum {datum}, position {position - int(offsets[datum])}"
-
-
-def _interleave(parts: Sequence[Array], columns: _Columns) -> bytes:
-    """Columns to blocks: per datum its tokens, its targets, then each float field."""
-    views = [memoryview(np.ascontiguousarray(part)).cast("B") for part in parts]  # type: ignore[arg-type]
-    ends = [columns.token_offsets * 4, *([columns.target_offsets * 4] * (len(parts) - 1))]
-    bounds = [offsets.tolist() for offsets in ends]
-    blocks = range(len(columns.lengths))
-    return b"".join([view[cut[i] : cut[i + 1]] for i in blocks for view, cut in zip(views, bounds, strict=True)])

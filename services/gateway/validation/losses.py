@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tinkermesh.v1 import types_pb2 as types
 
@@ -17,13 +18,18 @@ TYPED_INPUTS = frozenset({TARGETS, "weights", "logprobs", "advantages", "sequenc
 PER_TOKEN_THRESHOLDS = frozenset({"clip_low_threshold", "clip_high_threshold"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LossRule:
     """fields: float32 vectors beside the targets, in payload order; config: accepted keys with defaults."""
 
     fields: tuple[str, ...]
     config: dict[str, float] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()  # fields that are ones when absent
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """All inputs the loss reads."""
+        return frozenset((TARGETS, *self.fields))
 
 
 _RL = ("logprobs", "advantages")

@@ -6,12 +6,12 @@ Both encodings (protobuf and JSON) end in a RawBatch; everything after it cannot
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.gateway.wire.tensors import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class RawDatum:
+class RawDatum(NamedTuple):
     """tokens: int32 little-endian bytes of all text chunks, in order."""
 
     tokens: bytes

@@ -68,6 +68,7 @@ def _decode_tensor(tensor: bodies.TensorData, bound: SparseBound) -> Tensor:
         array_from_list(tensor.data, dtype),
         array_from_list(tensor.sparse_crow_indices, "int64").astype(np.int64),
         array_from_list(tensor.sparse_col_indices, "int64").astype(np.int64),
+        dtype,
         tensor.shape,
         bound,
     )

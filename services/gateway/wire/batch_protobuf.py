@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from google.protobuf.message import DecodeError
 from tinkermesh.wire.v1 import wire_pb2 as wire
@@ -9,7 +11,15 @@ from tinkermesh.wire.v1 import wire_pb2 as wire
 from services.common.errors import InvalidInput, TinkermeshError
 from services.gateway.settings import Limits
 from services.gateway.wire.batch import RawBatch, RawDatum, RawLoss
-from services.gateway.wire.tensors import DTYPES, SparseBound, Tensor, check_dtype, dense_from_bytes, densify
+from services.gateway.wire.tensors import (
+    DTYPES,
+    ITEM_BYTES,
+    SparseBound,
+    Tensor,
+    check_dtype,
+    dense_from_bytes,
+    densify,
+)
 
 _DTYPE_NAMES = {wire.DTYPE_FLOAT32: "float32", wire.DTYPE_INT64: "int64", wire.DTYPE_INT32: "int32"}
 
@@ -50,19 +60,23 @@ def _loss_config(request: wire.ForwardBackwardRequest) -> dict[str, float | str]
 
 
 def _datum(index: int, datum: wire.Datum, limits: Limits) -> RawDatum:
-    tokens = b"".join([_chunk_tokens(index, chunk) for chunk in datum.model_input])
+    chunks = datum.model_input
+    tokens = _chunk_tokens(index, chunks[0]) if len(chunks) == 1 else _joined_tokens(index, chunks)
     if len(tokens) > 4 * limits.max_tokens_per_datum:
         raise InvalidInput(
             f"datum {index}: {len(tokens) // 4} tokens, the limit is {limits.max_tokens_per_datum} per datum"
         )
     bound = SparseBound(len(tokens) // 4, limits.max_targets_per_position)
-    inputs = {name: _tensor(index, name, tensor, bound) for name, tensor in datum.loss_fn_inputs.items()}
-    return RawDatum(tokens, inputs)
+    return RawDatum(tokens, {name: _tensor(index, name, one, bound) for name, one in datum.loss_fn_inputs.items()})
+
+
+def _joined_tokens(index: int, chunks: Iterable[wire.Chunk]) -> bytes:
+    return b"".join([_chunk_tokens(index, chunk) for chunk in chunks])
 
 
 def _chunk_tokens(index: int, chunk: wire.Chunk) -> bytes:
-    kind = chunk.WhichOneof("chunk")
-    if kind != "encoded_text":
+    if not chunk.HasField("encoded_text"):
+        kind = chunk.WhichOneof("chunk")
         raise InvalidInput(
             f"datum {index}: {kind or 'empty'} chunk; this mesh serves text models, send encoded_text only"
         )
@@ -80,21 +94,22 @@ def _tensor(index: int, name: str, tensor: wire.Tensor, bound: SparseBound) -> T
 
 
 def _decode_tensor(tensor: wire.Tensor, bound: SparseBound) -> Tensor:
-    dtype = check_dtype(_DTYPE_NAMES.get(tensor.dtype, f"number {int(tensor.dtype)}"))
-    if tensor.WhichOneof("encoding") == "sparse_csr":
+    dtype = _DTYPE_NAMES.get(tensor.dtype) or check_dtype(f"number {int(tensor.dtype)}")
+    if tensor.HasField("sparse_csr"):
         return _decode_csr(tensor, dtype, bound)
     return dense_from_bytes(tensor.dense, dtype, tensor.shape)
 
 
 def _decode_csr(tensor: wire.Tensor, dtype: str, bound: SparseBound) -> Tensor:
     csr = tensor.sparse_csr
-    sizes = (len(csr.values) % np.dtype(DTYPES[dtype]).itemsize, len(csr.crow_indices) % 8, len(csr.col_indices) % 8)
+    sizes = (len(csr.values) % ITEM_BYTES[dtype], len(csr.crow_indices) % 8, len(csr.col_indices) % 8)
     if any(sizes):
         raise InvalidInput("a sparse part's bytes are not a whole number of its items")
     return densify(
         np.frombuffer(csr.values, DTYPES[dtype]),
         np.frombuffer(csr.crow_indices, "<i8"),
         np.frombuffer(csr.col_indices, "<i8"),
+        dtype,
         tuple(tensor.shape),
         bound,
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +14,18 @@ from services.common.errors import InvalidInput
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
-DTYPES: dict[str, npt.DTypeLike] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8"), "int32": np.dtype("<i4")}
+DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8"), "int32": np.dtype("<i4")}
+ITEM_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """values: flat array of float32, int64 or int32 in row-major order; shape: (N,) or (N, K)."""
+class Tensor(NamedTuple):
+    """data: little-endian values in row-major order; shape: (N,) or (N, K).
 
-    values: Array
+    The bytes stay bytes until a whole column of them is looked at.
+    """
+
+    data: bytes
+    dtype: str  # a key of DTYPES
     shape: tuple[int, ...]
 
     @property
@@ -33,26 +36,34 @@ class Tensor:
     def width(self) -> int:
         return self.shape[1] if len(self.shape) == 2 else 1
 
+    @property
+    def values(self) -> Array:
+        """A flat view."""
+        return np.frombuffer(self.data, DTYPES[self.dtype])
+
 
 def dense_from_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
-    """A view into `data` (no copy). Raises InvalidInput when bytes, dtype and shape disagree."""
-    kind = np.dtype(DTYPES[dtype])
-    if len(data) % kind.itemsize:
+    """Raises InvalidInput when bytes, dtype and shape disagree."""
+    size, rest = divmod(len(data), ITEM_BYTES[dtype])
+    if rest:
         raise InvalidInput(f"{len(data)} bytes are not a whole number of {dtype} values")
-    return _dense(np.frombuffer(data, kind), shape)
+    if len(shape) == 1 and shape[0] == size:
+        return Tensor(data, dtype, (size,))
+    return Tensor(data, dtype, _checked_shape(shape, size))
 
 
 def dense_from_list(data: Sequence[float | int], dtype: str, shape: Sequence[int] | None) -> Tensor:
     """Raises InvalidInput for a value that does not fit `dtype`."""
-    return _dense(array_from_list(data, dtype), shape or ())
+    values = array_from_list(data, dtype)
+    return Tensor(values.tobytes(), dtype, _checked_shape(shape or (), values.size))
 
 
-def _dense(values: Array, shape: Sequence[int]) -> Tensor:
-    shape = tuple(shape) or (values.size,)
-    _check_rank(shape)
-    if math.prod(shape) != values.size:
-        raise InvalidInput(f"shape {list(shape)} needs {math.prod(shape)} values, {values.size} were sent")
-    return Tensor(values, shape)
+def _checked_shape(shape: Sequence[int], size: int) -> tuple[int, ...]:
+    checked = tuple(shape) or (size,)
+    _check_rank(checked)
+    if math.prod(checked) != size:
+        raise InvalidInput(f"shape {list(checked)} needs {math.prod(checked)} values, {size} were sent")
+    return checked
 
 
 def _check_rank(shape: Sequence[int]) -> None:
@@ -74,7 +85,7 @@ def array_from_list(data: Sequence[float | int], dtype: str) -> Array:
     found = np.array(data) if data else np.zeros(0, np.int64)
     if found.dtype.kind == "f":
         raise InvalidInput(f"dtype {dtype} takes whole numbers only (3, not 3.0)")
-    bounds = np.iinfo(np.dtype(DTYPES[dtype]))
+    bounds = np.iinfo(DTYPES[dtype])
     if found.dtype != np.int64 or (found.size and (found.min() < bounds.min or found.max() > bounds.max)):
         raise InvalidInput(f"a value does not fit {dtype}")
     return found.astype(DTYPES[dtype])
@@ -86,15 +97,14 @@ def check_dtype(dtype: str) -> str:
     return dtype
 
 
-@dataclass(frozen=True, slots=True)
-class SparseBound:
+class SparseBound(NamedTuple):
     """A sparse tensor may be no larger than its datum: `length` positions, `width` targets each."""
 
     length: int
     width: int
 
 
-def densify(values: Array, crow: Int64, col: Int64, shape: Sequence[int], bound: SparseBound) -> Tensor:
+def densify(values: Array, crow: Int64, col: Int64, dtype: str, shape: Sequence[int], bound: SparseBound) -> Tensor:
     """CSR as a dense tensor; entries that are not listed are 0.
 
     `crow` has rows + 1 entries (2 for a 1-D tensor), starts at 0, never decreases and ends at the
@@ -106,10 +116,10 @@ def densify(values: Array, crow: Int64, col: Int64, shape: Sequence[int], bound:
     rows, columns = (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
     _check_rows(crow, rows, values.size)
     _check_columns(crow, col, columns, values.size)
-    dense = np.zeros(rows * columns, values.dtype)
+    dense = np.zeros(rows * columns, DTYPES[dtype])
     row_of = np.repeat(np.arange(rows, dtype=np.int64), np.diff(crow))
     dense[row_of * columns + col] = values
-    return Tensor(dense, tuple(shape))
+    return Tensor(dense.tobytes(), dtype, tuple(shape))
 
 
 def _check_bound(shape: Sequence[int], bound: SparseBound) -> None:

@@ -130,8 +130,8 @@ def test_config_numbers_must_be_finite_VAL_09(value: float) -> None:
 
 
 def test_wide_targets_pass_when_the_limit_allows_them() -> None:
-    targets = Tensor(np.array([1, 2, 3, 4], "<i8"), (2, 2))
-    weights = Tensor(np.ones(4, "<f4"), (2, 2))
+    targets = Tensor(np.array([1, 2, 3, 4], "<i8").tobytes(), "int64", (2, 2))
+    weights = Tensor(np.ones(4, "<f4").tobytes(), "float32", (2, 2))
     datum = RawDatum(np.array([5, 6], "<i4").tobytes(), {"target_tokens": targets, "weights": weights})
     facts = types.PoolFacts(vocab_size=10, max_context=10, losses=["cross_entropy"])
     batch = RawBatch(True, RawLoss("cross_entropy"), [datum])
@@ -141,7 +141,7 @@ def test_wide_targets_pass_when_the_limit_allows_them() -> None:
 
 
 def test_tokens_per_request_are_limited_VAL_07() -> None:
-    targets = Tensor(np.array([1, 2], "<i8"), (2,))
+    targets = Tensor(np.array([1, 2], "<i8").tobytes(), "int64", (2,))
     datum = RawDatum(np.array([5, 6], "<i4").tobytes(), {"target_tokens": targets})
     facts = types.PoolFacts(vocab_size=10, max_context=10, losses=["cross_entropy"])
     batch = RawBatch(True, RawLoss("cross_entropy"), [datum, datum])

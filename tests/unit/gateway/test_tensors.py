@@ -21,7 +21,7 @@ def i64(*values: int) -> np.ndarray:
 def test_dense_is_a_view_of_the_bytes() -> None:
     data = np.arange(4, dtype="<f4").tobytes()
     tensor = dense_from_bytes(data, "float32", [4])
-    assert tensor.values.base is not None
+    assert tensor.data is data
     assert tensor.shape == (4,)
 
 
@@ -41,22 +41,22 @@ def test_csr_round_trip_for_every_sparsity(dense: np.ndarray) -> None:
     rows, cols = np.nonzero(dense)
     crow = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=dense.shape[0])))).astype("<i8")
     bound = SparseBound(dense.shape[0], 8)
-    tensor = densify(dense[rows, cols], crow, cols.astype("<i8"), dense.shape, bound)
+    tensor = densify(dense[rows, cols], crow, cols.astype("<i8"), "int64", dense.shape, bound)
     assert tensor.values.reshape(dense.shape).tolist() == dense.tolist()
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: densify(i64(1), i64(0, 1), i64(-1), [3], SparseBound(3, 1)),
-        lambda: densify(i64(1), i64(0, 1), i64(3), [3], SparseBound(3, 1)),
-        lambda: densify(i64(1, 1), i64(0, 2), i64(2, 2), [3], SparseBound(3, 1)),
-        lambda: densify(i64(1, 1), i64(0, 3), i64(0, 1), [3], SparseBound(3, 1)),
-        lambda: densify(i64(1), i64(0, 1), i64(0), [10**12], SparseBound(3, 1)),
-        lambda: densify(i64(1), i64(0, 1), i64(0), [3, 10**12], SparseBound(3, 64)),
-        lambda: densify(i64(1, 2), i64(0, 2**63 - 1, -2, 2), i64(0, 1), [3, 2], SparseBound(3, 2)),
-        lambda: densify(i64(1), i64(), i64(0), [3], SparseBound(3, 1)),
-        lambda: densify(i64(), i64(0), i64(), [], SparseBound(3, 1)),
+        lambda: densify(i64(1), i64(0, 1), i64(-1), "int64", [3], SparseBound(3, 1)),
+        lambda: densify(i64(1), i64(0, 1), i64(3), "int64", [3], SparseBound(3, 1)),
+        lambda: densify(i64(1, 1), i64(0, 2), i64(2, 2), "int64", [3], SparseBound(3, 1)),
+        lambda: densify(i64(1, 1), i64(0, 3), i64(0, 1), "int64", [3], SparseBound(3, 1)),
+        lambda: densify(i64(1), i64(0, 1), i64(0), "int64", [10**12], SparseBound(3, 1)),
+        lambda: densify(i64(1), i64(0, 1), i64(0), "int64", [3, 10**12], SparseBound(3, 64)),
+        lambda: densify(i64(1, 2), i64(0, 2**63 - 1, -2, 2), i64(0, 1), "int64", [3, 2], SparseBound(3, 2)),
+        lambda: densify(i64(1), i64(), i64(0), "int64", [3], SparseBound(3, 1)),
+        lambda: densify(i64(), i64(0), i64(), "int64", [], SparseBound(3, 1)),
     ],
 )
 def test_bad_csr_is_refused_before_anything_is_allocated_VAL_13(call: Callable[[], object]) -> None:
@@ -67,7 +67,7 @@ def test_bad_csr_is_refused_before_anything_is_allocated_VAL_13(call: Callable[[
 
 
 def test_columns_may_start_again_in_a_new_row() -> None:
-    tensor = densify(i64(1, 2, 3), i64(0, 1, 1, 3), i64(1, 0, 1), [3, 2], SparseBound(3, 2))
+    tensor = densify(i64(1, 2, 3), i64(0, 1, 1, 3), i64(1, 0, 1), "int64", [3, 2], SparseBound(3, 2))
     assert tensor.values.tolist() == [0, 1, 0, 0, 2, 3]
 
 
