@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.common.errors import Unauthenticated
+from services.common.errors import InvalidInput, Unauthenticated, Unavailable
 from services.common.keyring import Keyring, digest
 
 
@@ -20,7 +20,10 @@ class Authenticator:
         key = headers.get("x-api-key", "").strip() or _bearer(headers.get("authorization", ""))
         if not key:
             raise Unauthenticated("no API key: send it as X-API-Key, or as Authorization: Bearer <key>")
-        return self._keyring.tenant_of(key)
+        try:
+            return self._keyring.tenant_of(key)
+        except InvalidInput as error:  # the operator's file, not the caller's fault
+            raise Unavailable(f"API keys cannot be checked now: {error.message}") from error
 
     def access_digest(self, token: str | None) -> str:
         """Keyed digest of a weights_access_token; "" when there is none."""

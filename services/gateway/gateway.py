@@ -20,6 +20,8 @@ from services.gateway.upstream.watch import WatchHub
 
 log = logging.getLogger(__name__)
 
+_STOP_SECONDS = 2.0
+
 
 class Gateway:
     """Must be made inside a running event loop."""
@@ -48,7 +50,7 @@ class Gateway:
     async def stop(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+            await asyncio.wait({self._watching}, timeout=_STOP_SECONDS)
         await self._channel.close(grace=None)
         self.offload.close()
 

@@ -18,6 +18,8 @@ from services.gateway.wire.json_body import canonical_json
 
 OLDEST_TESTED, NEWEST_TESTED = (0, 26, 2), (0, 38, 0)
 
+_MAX_DETAIL_CHARACTERS = 4096
+
 
 def routes(gateway: Gateway) -> list[Route]:
     return [
@@ -77,7 +79,7 @@ async def finish_session(call: Call) -> Response:
             tenant_id=call.tenant,
             session_id=call.path("session_id"),
             reason=body.reason.type,
-            detail=body.detail or "",
+            detail=(body.detail or "")[:_MAX_DETAIL_CHARACTERS],
         )
     )
     return Response(status_code=204)

@@ -121,11 +121,11 @@ def _prepare_create(call: Call, body: bytes, pools: list[pb.PoolSummary]) -> Pre
             check_optimizer(content.optimizer_config.type, "optimizer_config")
         if content.base_model is not None:
             created.base_model = match_pool(content.base_model, pools).base_model
+        created.user_metadata_json = canonical_json(content.user_metadata)
     except InvalidInput as error:
         keeper = min(pools, key=lambda pool: pool.facts.pool).facts
         failed = types.CreateFromCheckpointBody(base_model=keeper.base_model)
         return rejected(types.Command(create_from_checkpoint=failed), error)
     created.optimizer = content.optimizer
-    created.user_metadata_json = canonical_json(content.user_metadata)
     created.weights_access_digest = call.gateway.auth.access_digest(content.weights_access_token)
     return prepare(command)

@@ -64,9 +64,8 @@ class WatchHub:
         wait = self._waits.get((tenant, request_id)) or self._add((tenant, request_id))
         wait.polls += 1
         try:
-            return await asyncio.wait_for(asyncio.shield(wait.event), seconds)
-        except TimeoutError:
-            return await self._explain(wait)
+            await asyncio.wait({wait.event}, timeout=seconds)
+            return wait.event.result() if wait.event.done() else await self._explain(wait)
         finally:
             wait.polls -= 1
             if wait.polls == 0:
@@ -133,8 +132,6 @@ class WatchHub:
     # ---- the end of a poll ---------------------------------------------------------------
 
     async def _explain(self, wait: _Wait) -> pb.WatchEvent:
-        if wait.event.done():
-            return wait.event.result()
         if self._outbox is None:
             return _AWAY
         if wait.explained is None:

@@ -7,9 +7,9 @@ accepted and fails in its turn, so that the client's next seq_id does not wait f
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import field
+from msgspec import Meta, field
 
 from services.gateway.wire.json_body import Body, Counter, Ordinal, Parameters
 
@@ -188,12 +188,15 @@ class ForwardBackward(Body):
 # ---- bodies without an order key ---------------------------------------------------------
 
 
+Label = Annotated[str, Meta(max_length=1024)]
+
+
 class CreateSession(Body):
-    tags: list[str] = []
+    tags: Annotated[list[Label], Meta(max_length=128)] = []
     user_metadata: Metadata | None = None
-    sdk_version: str = ""
-    project_id: str | None = None
-    display_name: str | None = None
+    sdk_version: Label = ""
+    project_id: Label | None = None
+    display_name: Label | None = None
 
 
 class SessionId(Body):

@@ -13,6 +13,7 @@ from services.common.errors import InvalidInput
 T = TypeVar("T")
 
 INT64_MAX = (1 << 63) - 1
+METADATA_BYTES = 64 * 1024
 # Ids, counters and seeds must fit what carries them further.
 Counter = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 Ordinal = Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)]
@@ -45,5 +46,13 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 
 def canonical_json(value: dict[str, Any] | None) -> str:
-    """`value` with sorted keys, so equal metadata is equal text; "" for none."""
-    return msgspec.json.encode(value, order="sorted").decode() if value else ""
+    """`value` with sorted keys, so equal metadata is equal text; "" for none.
+
+    Raises InvalidInput when it is too large to be kept beside a model or session.
+    """
+    if not value:
+        return ""
+    text = msgspec.json.encode(value, order="sorted")
+    if len(text) > METADATA_BYTES:
+        raise InvalidInput(f"user_metadata has {len(text)} bytes as JSON, the limit is {METADATA_BYTES}")
+    return text.decode()

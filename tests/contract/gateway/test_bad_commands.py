@@ -273,3 +273,17 @@ async def test_unknown_fields_outside_parameters_are_ignored(
     body = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_session_id": sampler, "seq_id": 0, "later": 1}
     await client.post("asample", body)
     assert not any(one.command.rejected for one in scheduler.submitted)
+
+
+async def test_metadata_too_large_to_keep_is_the_users_failure(
+    client: Client, scheduler: FakeScheduler, session: str, model: str
+) -> None:
+    huge = {"x": "y" * 70_000}
+    body = {"session_id": session, "model_seq_id": 0, "base_model": BASE_MODEL, "user_metadata": huge}
+    assert "the limit is 65536" in await client.failure(await client.post("create_model", body))
+    body = {"session_id": session, "model_seq_id": 1, "path": f"tinker://{model}/weights/x", "user_metadata": huge}
+    assert "the limit is 65536" in await client.failure(await client.post("load_weights", body))
+    body = {"model_id": model, "seq_id": 1, "path": "x", "user_metadata": huge}
+    assert "the limit is 65536" in await client.failure(await client.post("save_weights", body))
+    for change in ({"user_metadata": huge}, {"tags": ["x"] * 129}, {"display_name": "x" * 1025}):
+        assert (await client.post("create_session", change)).status_code == 400

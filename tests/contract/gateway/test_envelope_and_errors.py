@@ -9,7 +9,7 @@ from tinkermesh.wire.v1 import wire_pb2 as wire
 
 from services.common.errors import Busy, ContractViolation, KeyConflict, ModelClosed, Unavailable
 from tests.contract.gateway import wire_forms as forms
-from tests.contract.gateway.conftest import Client
+from tests.contract.gateway.conftest import Client, Tenants
 from tests.contract.gateway.fake_scheduler import BASE_MODEL, FakeScheduler
 
 POSTS = [
@@ -312,3 +312,9 @@ async def test_anything_else_is_a_clear_404(client: Client, method: str, path: s
     response = await client.request(method, path)
     assert response.status_code == 404
     assert response.json()["detail"] == f"{method} /api/v1/{path} is not supported by this mesh"
+
+
+async def test_an_unreadable_key_file_is_the_meshs_fault(client: Client, tenants: Tenants) -> None:
+    tenants.key_file.write_text("{ broken")
+    response = await client.post("client/config", {})
+    assert (response.status_code, response.json()["category"]) == (503, "server")
