@@ -19,8 +19,12 @@ class SampleDispatcher:
         self._fleet = fleet
         self._limits = limits
         self._wakes: dict[str, asyncio.Event] = {}
-        notices.on_ready(lambda pool, _work: self._wake([pool]))
+        notices.on_ready(self._ready)
         notices.on_reconnect(lambda: self._wake(list(self._wakes)))
+
+    def _ready(self, pool: str, work: str) -> None:
+        if work != "train":  # by far the most frequent, and nothing for samplers
+            self._wake([pool])
 
     async def run(self, pool: str, term: int) -> None:
         wake = self._wakes[pool] = asyncio.Event()
