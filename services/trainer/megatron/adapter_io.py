@@ -97,4 +97,4 @@ def _facts(layout: Layout) -> tuple[float | bool, ...]:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().numpy()).cast("B")
+    return tensor.detach().cpu().numpy().data.cast("B")

@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.attention import SelfAttention
 
+from services.trainer.megatron.nodes import run_node
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass
-class PackedSequences(PackedSeqParams):
+class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     """Megatron's THD parameters, with the lengths as numbers and the rotary tables.
 
     `cos`, `sin` are [T, 1, d / 2] in the compute dtype, by position within the sequence.
@@ -29,7 +31,7 @@ class PackedSequences(PackedSeqParams):
     sin: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-class CanonicalSelfAttention(SelfAttention):
+class CanonicalSelfAttention(SelfAttention):  # type: ignore[misc]
     """Megatron's self-attention with the rows of linear_qkv in the order all q, all k, all v.
 
     So the output of the projection and of each adapter part is one contiguous block of columns.
@@ -75,7 +77,7 @@ class PackedCoreAttention(torch.nn.Module):
         scale = self._scale or 1.0 / math.sqrt(query.shape[-1])
         query, key = rotate(query, packed.cos, packed.sin), rotate(key, packed.cos, packed.sin)
         if query.device.type == "cpu":
-            result: torch.Tensor = _CpuAttention.apply(query, key, value, packed.lengths, scale)
+            result = run_node(_CpuAttention, query, key, value, packed.lengths, scale)
         else:
             result = _sdpa_attention(query, key, value, packed.lengths, scale)
         return result.view(query.shape[0], -1)
@@ -94,8 +96,7 @@ def rotary_tables(
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary positions: x [T, n, d], pairs are (i, i + d/2) as in Hugging Face models."""
-    result: torch.Tensor = _Rotate.apply(x, cos, sin)
-    return result
+    return run_node(_Rotate, x, cos, sin)
 
 
 class _Rotate(torch.autograd.Function):
@@ -105,7 +106,7 @@ class _Rotate(torch.autograd.Function):
         return _turn(x, cos, sin, 1.0)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         cos, sin = ctx.tables
         return _turn(dy, cos, sin, -1.0), None, None
 
@@ -153,7 +154,7 @@ class _CpuAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, *statistics = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         dout = dout.view_as(out)
@@ -188,6 +189,6 @@ def _sdpa_attention(
         F.scaled_dot_product_attention(
             a.transpose(0, 1)[None], b.transpose(0, 1)[None], c.transpose(0, 1)[None], is_causal=True, scale=scale
         )[0].transpose(0, 1)
-        for a, b, c in zip(q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+        for a, b, c in zip(*(torch.split_with_sizes(t, sizes) for t in (q, k, v)), strict=True)
     ]
     return torch.cat(outputs)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from megatron.core.transformer import TransformerConfig
 
+from services.trainer.megatron.nodes import run_node
+
 
 class FrozenRMSNorm(torch.nn.Module):
     """Over the last dimension; statistics in fp32."""
@@ -17,8 +19,7 @@ class FrozenRMSNorm(torch.nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _RMSNorm.apply(x, self.weight, self.eps)
-        return result
+        return run_node(_RMSNorm, x, self.weight, self.eps)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -28,10 +29,11 @@ class _RMSNorm(torch.autograd.Function):
         scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, scale)
         ctx.weight = weight
-        return (x * scale.to(x.dtype)).mul_(weight)
+        y: torch.Tensor = x * scale.to(x.dtype)
+        return y.mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, scale = ctx.saved_tensors
         dx = dy * ctx.weight
         mean = torch.linalg.vecdot(dx, x).unsqueeze(-1).float() / x.shape[-1]

@@ -42,7 +42,8 @@ def _norm(gradient: torch.Tensor, replicated: int, runtime: Runtime) -> float:
 
 
 def _square(part: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(part, dtype=torch.float64).square()
+    norm: torch.Tensor = torch.linalg.vector_norm(part, dtype=torch.float64)
+    return norm.square()
 
 
 def _clip(gradient: torch.Tensor, norm: float, limit: float) -> None:

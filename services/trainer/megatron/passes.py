@@ -80,7 +80,7 @@ class PassRunner:
                 scores = self._score(hidden.detach(), batch, loss, backward=backward)
         board.write(batch, scores)
         if scores.dhidden is not None and _trains_below_head(segments):
-            hidden.backward(scores.dhidden)
+            torch.autograd.backward([hidden], [scores.dhidden])
 
     def _score(self, hidden: torch.Tensor, batch: MicroBatch, loss: Loss, *, backward: bool) -> Scores:
         def chunk_loss(logprobs: torch.Tensor, rows: slice) -> torch.Tensor:

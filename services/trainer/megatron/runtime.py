@@ -109,6 +109,7 @@ def stop_runtime() -> None:
 
 def _join(backend: str, rank: int, world: int, init_method: str) -> None:
     if world == 1:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=GROUP_TIMEOUT)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=GROUP_TIMEOUT)
     else:
         dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world, timeout=GROUP_TIMEOUT)

@@ -28,6 +28,7 @@ from services.trainer.megatron.attention import CanonicalSelfAttention, PackedCo
 from services.trainer.megatron.lora.linear import apply_slot_linear
 from services.trainer.megatron.lora.routing import Routing
 from services.trainer.megatron.lora.targets import GroupKey
+from services.trainer.megatron.nodes import run_node
 from services.trainer.megatron.norm import FrozenRMSNorm
 
 
@@ -63,7 +64,7 @@ class SwigluMLP(MLP):  # type: ignore[misc]
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
         gate_up, _bias = self.linear_fc1(hidden_states)
-        result: tuple[torch.Tensor, None] = self.linear_fc2(_Swiglu.apply(gate_up))
+        result: tuple[torch.Tensor, None] = self.linear_fc2(run_node(_Swiglu, gate_up))
         return result
 
 
@@ -75,7 +76,7 @@ class _Swiglu(torch.autograd.Function):
         return F.silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         gradient = torch.empty_like(gate_up)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from services.trainer.megatron.lora.routing import Delta
+from services.trainer.megatron.nodes import run_node
 
 
 def apply_slot_linear(
@@ -30,8 +31,7 @@ def apply_slot_linear(
     `anchor` requires grad while a backward is wanted, so that the first layer's node is
     recorded although its input needs no gradient.
     """
-    result: torch.Tensor = _SlotLinear.apply(x, anchor, weight, deltas)
-    return result
+    return run_node(_SlotLinear, x, anchor, weight, deltas)
 
 
 class _SlotLinear(torch.autograd.Function):
@@ -47,7 +47,7 @@ class _SlotLinear(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         dy = dy.contiguous()
         dx = torch.mm(dy, ctx.weight) if ctx.needs_input_grad[0] else None
