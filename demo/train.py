@@ -119,11 +119,11 @@ def conclude(arguments: argparse.Namespace, clock: Clock, path: str, changed: bo
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--probe-every", type=int, default=10)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--probe-every", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("out"))
     return run(parser.parse_args())
 
