@@ -106,7 +106,7 @@ def doubled(slots: int) -> Iterator[RunningMesh]:
     """Gateway, scheduler and Valkey as they are; trainer and sampler compute nothing to speak of."""
 
     def make(settings: LocalSettings) -> LocalMesh:
-        return DoubledMesh(settings, {}, ("--slots", str(slots)), separate=False)
+        return DoubledMesh(settings, {}, ("--slots", str(slots)), separate=[])
 
     with running(make, model=Path("unused"), model_name=BASE_MODEL) as mesh:
         yield mesh
