@@ -56,7 +56,7 @@ class Seeker:
     directory: Path
     path: str
     requests: int = 0
-    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    turn: asyncio.Future[Resident] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class AdapterTable:
@@ -128,18 +128,19 @@ class AdapterTable:
 
     async def _pin(self, name: str, path: str, *, wait: bool) -> Resident:
         directory = self._directory(name, path)
-        deadline = time.monotonic() + self._place_timeout
-        while True:
-            resident = self._residents.get(name)
-            if resident is not None and resident.adapter.directory != directory:
-                raise InvalidInput(f"adapter {name} is bound to {resident.path}, not to {path[:300]!r}")
-            if resident is not None and resident.state in (State.LOADING, State.READY):
-                self._residents.move_to_end(name)
-                resident.in_use += 1
-                return resident
-            if not wait and not self._has_place():
-                raise Busy(f"adapter {name}: all {self._places} places are held by adapters in use; retry later")
-            await self._seek(name, path, directory, deadline)
+        resident = self._residents.get(name)
+        bound = (
+            resident.adapter.directory if resident else self._seekers[name].directory if name in self._seekers else None
+        )
+        if bound not in (None, directory):
+            raise InvalidInput(f"adapter {name} is bound to another directory than {path[:300]!r}")
+        if resident is not None and resident.state in (State.LOADING, State.READY):
+            self._residents.move_to_end(name)
+            resident.in_use += 1
+            return resident
+        if not wait and not self._has_place():
+            raise Busy(f"adapter {name}: all {self._places} places are held by adapters in use; retry later")
+        return await self._seek(name, path, directory)
 
     def _unpin(self, resident: Resident) -> None:
         resident.in_use -= 1
@@ -169,23 +170,31 @@ class AdapterTable:
         leaving = sum(r.state is State.LEAVING for r in self._residents.values())
         return self._places - len(self._residents) + idle + leaving > len(self._seekers)
 
-    async def _seek(self, name: str, path: str, directory: Path, deadline: float) -> None:
-        """Returns when `name` has been given a place, or may look again."""
+    async def _seek(self, name: str, path: str, directory: Path) -> Resident:
+        """Waits until `name` has a place; the resident is pinned for the caller by the grant."""
         seeker = self._seekers.setdefault(name, Seeker(directory, path))
         seeker.requests += 1
         self._rebalance()
         try:
-            await asyncio.wait_for(asyncio.shield(seeker.turn), max(0.0, deadline - time.monotonic()))
+            return await asyncio.wait_for(asyncio.shield(seeker.turn), self._place_timeout)
         except TimeoutError:
-            raise Busy(
-                f"adapter {name}: stage waiting for a place took more than {self._place_timeout:g} s; "
-                f"all {self._places} are in use; retry later or raise max_adapters"
-            ) from None
-        finally:
-            seeker.requests -= 1
-            if not seeker.requests and self._seekers.get(name) is seeker:
-                del self._seekers[name]
-                self._rebalance()
+            self._give_up(name, seeker)
+        except asyncio.CancelledError:
+            self._give_up(name, seeker)
+            raise
+        raise Busy(
+            f"adapter {name}: stage waiting for a place took more than {self._place_timeout:g} s; "
+            f"all {self._places} are in use; retry later or raise max_adapters"
+        )
+
+    def _give_up(self, name: str, seeker: Seeker) -> None:
+        if seeker.turn.done():  # granted meanwhile
+            self._unpin(seeker.turn.result())
+            return
+        seeker.requests -= 1
+        if not seeker.requests:
+            del self._seekers[name]
+            self._rebalance()
 
     def _rebalance(self) -> None:
         """Give free places to the seekers and let as many adapters drain as still wait."""
@@ -207,7 +216,8 @@ class AdapterTable:
             resident = self._residents.get(name)
             if resident is not None and resident.state in (State.LOADING, State.READY):
                 del self._seekers[name]
-                seeker.turn.set_result(None)
+                resident.in_use += seeker.requests
+                seeker.turn.set_result(resident)
 
     def _drain(self, count: int) -> None:
         ready = [r for r in self._residents.values() if r.state is State.READY]

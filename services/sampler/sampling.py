@@ -64,10 +64,9 @@ class Sampling:
             async with asyncio.timeout(self._timeout):
                 return await self._generate(request, stage)
         except TimeoutError:
-            running, waiting = self._engine.counts()
             raise Unavailable(
-                f"stage {stage.name}: sample not finished after {self._timeout:g} s "
-                f"({running} sequences running, {waiting} waiting)"
+                f"stage {stage.name}: the sample was not finished after {self._timeout:g} s; "
+                "ask for fewer tokens or samples"
             ) from None
 
     async def _generate(self, request: SampleRequest, stage: Stage) -> SampleResult:

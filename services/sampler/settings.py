@@ -32,7 +32,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 32
     max_running: int = 16
     """Sequences in one engine batch; more wait in the engine's queue."""
-    max_batched_tokens: int = 1024
+    max_batched_tokens: int = 512
     """Tokens in one engine step; longer prompts are cut into chunks."""
     max_waiting: int = 8192
     """Sequences accepted and not finished; beyond it Sample answers RESOURCE_EXHAUSTED."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 from services.sampler.engine.zero_adapter import BASE_ENGINE_ID
 
@@ -22,6 +21,8 @@ ALL = slice(None)
 
 def install(worker: Any) -> None:
     """Replaces the operations of the worker's LoRA wrapper; called before the first request."""
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
     wrapper = lora_wrapper(worker.model_runner)
     if type(wrapper) is PunicaWrapperCPU:
         GroupedOps(wrapper).install()

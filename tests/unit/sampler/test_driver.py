@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.sampler.engine.driver import EngineDriver
+from services.sampler.ports import EngineDead
+
+
+class CountingSteps:
+    """Each submitted sequence finishes after `length` steps."""
+
+    def __init__(self) -> None:
+        self.left: dict[str, int] = {}
+        self.aborted: list[str] = []
+        self.fault: Exception | None = None
+        self.hold = threading.Event()
+        self.hold.set()
+        self.closed = False
+
+    def submit(self, sequence_id: str, length: int) -> None:
+        if length < 1:
+            raise ValueError("length")
+        self.left[sequence_id] = length
+
+    def unfinished(self) -> bool:
+        return bool(self.left)
+
+    def step(self) -> list[tuple[str, object]]:
+        self.hold.wait(10)
+        if self.fault is not None:
+            raise self.fault
+        self.left = {name: count - 1 for name, count in self.left.items()}
+        finished = [name for name, count in self.left.items() if count <= 0]
+        for name in finished:
+            del self.left[name]
+        return [(name, f"{name} done") for name in finished]
+
+    def abort(self, sequence_id: str) -> None:
+        self.aborted.append(sequence_id)
+        self.left.pop(sequence_id, None)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def steps() -> CountingSteps:
+    return CountingSteps()
+
+
+@pytest.fixture
+async def driver(steps: CountingSteps) -> AsyncIterator[EngineDriver]:
+    made = EngineDriver(lambda: steps, stall_seconds=30)
+    await made.start()
+    yield made
+    steps.hold.set()
+    await made.stop(5)
+
+
+async def run(driver: EngineDriver, steps: CountingSteps, name: str, length: int) -> object:
+    return await driver.run(name, lambda: steps.submit(name, length))
+
+
+async def test_sequences_run_together_and_end_with_their_own_output(driver: EngineDriver, steps: CountingSteps) -> None:
+    outputs = await asyncio.gather(*(run(driver, steps, f"s{n}", n + 1) for n in range(20)))
+    assert outputs == [f"s{n} done" for n in range(20)]
+
+
+async def test_a_refused_submission_reaches_only_its_caller(driver: EngineDriver, steps: CountingSteps) -> None:
+    good = asyncio.create_task(run(driver, steps, "good", 5))
+    with pytest.raises(ValueError, match="length"):
+        await run(driver, steps, "bad", 0)
+    assert await good == "good done"
+
+
+async def test_a_job_runs_between_steps_and_raises_to_its_caller(driver: EngineDriver, steps: CountingSteps) -> None:
+    long = asyncio.create_task(run(driver, steps, "long", 10**6))
+    assert await driver.call(lambda: 7) == 7
+    with pytest.raises(KeyError):
+        await driver.call(lambda: {}["x"])
+    long.cancel()
+    await asyncio.gather(long, return_exceptions=True)
+
+
+async def test_cancelling_aborts_in_the_engine(driver: EngineDriver, steps: CountingSteps) -> None:
+    long = asyncio.create_task(run(driver, steps, "long", 10**6))
+    await driver.call(lambda: None)
+    long.cancel()
+    await asyncio.gather(long, return_exceptions=True)
+    await driver.call(lambda: None)
+    assert steps.aborted == ["long"]
+    assert not steps.left
+
+
+async def test_a_dead_engine_fails_open_and_later_calls_with_the_cause(
+    driver: EngineDriver, steps: CountingSteps
+) -> None:
+    steps.hold.clear()
+    open_calls = [asyncio.create_task(run(driver, steps, f"s{n}", 5)) for n in range(3)]
+    await asyncio.sleep(0.01)
+    steps.fault = RuntimeError("out of memory")
+    steps.hold.set()
+    results = await asyncio.gather(*open_calls, return_exceptions=True)
+    assert all(isinstance(result, EngineDead) and "out of memory" in str(result) for result in results)
+    with pytest.raises(EngineDead, match="out of memory"):
+        await driver.call(lambda: 1)
+    assert "out of memory" in str(await driver.wait_dead())
+
+
+async def test_an_engine_that_stops_stepping_is_dead_SAMP_06(steps: CountingSteps) -> None:
+    driver = EngineDriver(lambda: steps, stall_seconds=0.05)
+    await driver.start()
+    steps.hold.clear()
+    hanging = asyncio.create_task(run(driver, steps, "s", 5))
+    async with asyncio.timeout(5):
+        cause = await driver.wait_dead()
+    assert "stage engine step: no step for" in cause.message
+    with pytest.raises(EngineDead, match="no step"):
+        await hanging
+    assert not await driver.stop(0.05)
+    steps.hold.set()
+
+
+async def test_an_idle_engine_is_not_taken_for_dead(steps: CountingSteps) -> None:
+    driver = EngineDriver(lambda: steps, stall_seconds=0.01)
+    await driver.start()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(driver.wait_dead(), 1.3)
+    assert await driver.stop(5)
+    assert steps.closed
+
+
+async def test_a_failed_start_is_raised() -> None:
+    def build() -> CountingSteps:
+        raise OSError("no such model")
+
+    with pytest.raises(OSError, match="no such model"):
+        await EngineDriver(build, stall_seconds=1).start()

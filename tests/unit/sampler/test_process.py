@@ -1,0 +1,253 @@
+"""The process around a double of the engine: registration, death, signals, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tinkermesh.v1 import sampler_pb2 as pb
+from tinkermesh.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tinkermesh.v1.sampler_pb2_grpc import SamplerStub
+
+from services.common.errors import InvalidInput
+from services.common.grpc_channel import open_channel
+from services.common.grpc_server import GrpcServer
+from services.sampler.facts import pool_facts
+from services.sampler.ports import EngineDead
+from services.sampler.process import SamplerProcess
+from services.sampler.settings import Settings
+from tests.unit.sampler.doubles import LINEAR, FakeEngine, write_adapter
+from tests.unit.sampler.test_sampling_plan import body
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "Some-Model"
+    directory.mkdir()
+    config = {"architectures": ["X"], "vocab_size": 100, "max_position_embeddings": 50}
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file({f"{n}.weight": np.zeros(s, np.float32) for n, s in LINEAR.items()}, directory / "model.safetensors")
+    return directory
+
+
+def settings_for(model: Path, **changes: object) -> Settings:
+    store = model.parent / "store"
+    store.mkdir(exist_ok=True)
+    values = {"model_path": str(model), "store_root": str(store), "listen": "127.0.0.1:0", "drain_seconds": 1.0}
+    return Settings(**{**values, "port_file": str(model.parent / "port"), **changes})  # type: ignore[arg-type]
+
+
+class Registry(scheduler_pb2_grpc.RegistryServicer):
+    """A scheduler that remembers, or refuses, registrations."""
+
+    def __init__(self) -> None:
+        self.seen: list[scheduler_pb2.RegisterSamplerRequest] = []
+        self.refusal = ""
+        self.server = GrpcServer(["tinkermesh.v1.Registry"])
+        scheduler_pb2_grpc.add_RegistryServicer_to_server(self, self.server.server)
+
+    async def RegisterSampler(
+        self, request: scheduler_pb2.RegisterSamplerRequest, context: object
+    ) -> scheduler_pb2.RegisterReply:
+        if self.refusal:
+            raise InvalidInput(self.refusal)
+        self.seen.append(request)
+        return scheduler_pb2.RegisterReply(renew_after_ms=200)
+
+
+@pytest.fixture
+async def registry() -> AsyncIterator[Registry]:
+    made = Registry()
+    await made.server.start("127.0.0.1:0")
+    yield made
+    await made.server.stop(0.1)
+
+
+class Running:
+    """A SamplerProcess in this event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.engine = FakeEngine()
+        self.stop = asyncio.Event()
+
+    async def __aenter__(self) -> Running:
+        process = SamplerProcess(self.settings, self.engine, pool_facts(self.settings))
+        self.task = asyncio.create_task(process.serve(self.stop))
+        async with asyncio.timeout(10):
+            while not Path(self.settings.port_file).exists() and not self.task.done():
+                await asyncio.sleep(0.005)
+        self.channel = open_channel(f"127.0.0.1:{Path(self.settings.port_file).read_text().strip()}")
+        self.stub = SamplerStub(self.channel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop.set()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.channel.close()
+
+
+async def test_it_registers_its_facts_and_renews(model: Path, registry: Registry) -> None:
+    settings = settings_for(
+        model, schedulers=f"127.0.0.1:{registry.server.port}", advertise="sampler.pod:7003", aliases="a, b"
+    )
+    async with Running(settings), asyncio.timeout(10):
+        while len(registry.seen) < 3:
+            await asyncio.sleep(0.01)
+    first = registry.seen[0]
+    assert first.address == "sampler.pod:7003"
+    assert first.sampler_id == "sampler-some-model-sampler.pod:7003"
+    assert first.role == "both"
+    assert (first.max_adapters, first.max_running) == (8, 16)
+    assert (first.facts.pool, first.facts.base_model) == ("some-model", "Some-Model")
+    assert list(first.facts.aliases) == ["a", "b"]
+    assert (first.facts.vocab_size, first.facts.max_context) == (100, 50)
+    assert {request.incarnation for request in registry.seen} == {first.incarnation}
+
+
+async def test_it_waits_for_a_scheduler_that_is_not_there_yet(model: Path, registry: Registry) -> None:
+    port = registry.server.port
+    await registry.server.stop(0)
+    async with Running(settings_for(model, schedulers=f"127.0.0.1:{port}")):
+        later = Registry()
+        await later.server.start(f"127.0.0.1:{port}")
+        async with asyncio.timeout(10):
+            while not later.seen:
+                await asyncio.sleep(0.01)
+        await later.server.stop(0.1)
+
+
+async def test_a_pool_that_refuses_it_ends_the_process_with_the_text(model: Path, registry: Registry) -> None:
+    registry.refusal = "pool some-model has vocab_size 99, not 100"
+    async with Running(settings_for(model, schedulers=f"127.0.0.1:{registry.server.port}")) as running:
+        with pytest.raises(InvalidInput, match="vocab_size 99"):
+            await asyncio.wait_for(running.task, 10)
+
+
+async def test_a_dead_engine_fails_open_calls_and_ends_the_process(model: Path) -> None:
+    async with Running(settings_for(model)) as running:
+        running.engine.gate.clear()
+        call = running.stub.Sample(pb.SampleRequest(request_id="r", body=body()), timeout=10)
+        waiting = asyncio.ensure_future(call)
+        async with asyncio.timeout(5):
+            while not running.engine.running:
+                await asyncio.sleep(0.005)
+        running.engine.dead.set_result(EngineDead("stage engine step: the engine died: boom"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await waiting
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "boom" in str(caught.value.details())
+        with pytest.raises(EngineDead, match="boom"):
+            await asyncio.wait_for(running.task, 10)
+
+
+async def test_a_stop_lets_running_samples_finish_and_takes_no_new_ones(model: Path) -> None:
+    async with Running(settings_for(model)) as running:
+        running.engine.gate.clear()
+        waiting = asyncio.ensure_future(running.stub.Sample(pb.SampleRequest(request_id="r", body=body()), timeout=10))
+        async with asyncio.timeout(5):
+            while not running.engine.running:
+                await asyncio.sleep(0.005)
+        running.stop.set()
+        await asyncio.sleep(0.05)
+        with pytest.raises(grpc.aio.AioRpcError, match="stopping"):
+            await running.stub.Sample(pb.SampleRequest(request_id="late", body=body()), timeout=5)
+        running.engine.gate.set()
+        assert len((await waiting).result.sequences) == 1
+        await asyncio.wait_for(running.task, 10)
+
+
+async def test_adapters_by_rpc(model: Path) -> None:
+    settings = settings_for(model)
+    write_adapter(Path(settings.store_root) / "runs" / "m")
+    async with Running(settings) as running:
+        adapter = {"name": "m@1", "path": "runs/m"}
+        first = await running.stub.LoadAdapter(pb.LoadAdapterRequest(adapter=adapter))
+        second = await running.stub.LoadAdapter(pb.LoadAdapterRequest(adapter=adapter))
+        assert (first.already_loaded, second.already_loaded) == (False, True)
+        await running.stub.Sample(pb.SampleRequest(request_id="r", adapter=adapter, body=body()))
+        (listed,) = (await running.stub.ListAdapters(pb.ListAdaptersRequest())).adapters
+        assert (listed.adapter.name, listed.adapter.path, listed.loads, listed.in_use) == ("m@1", "runs/m", 1, 0)
+        assert (await running.stub.UnloadAdapter(pb.UnloadAdapterRequest(name="m@1"))).was_loaded
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"max_adapters": 0}, "max_adapters"),
+        ({"kv_cache_gib": 0.0}, "kv_cache_gib"),
+        ({"dtype": "int8"}, "dtype"),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_named(model: Path, changes: dict[str, object], text: str) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        settings_for(model, **changes).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [({"max_context": 51}, "50 positions"), ({"pool": "No Pool"}, "pool"), ({"model_path": "/nowhere"}, "model path")],
+)
+def test_facts_that_do_not_fit_are_named(model: Path, changes: dict[str, object], text: str) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        pool_facts(settings_for(model, **changes))
+
+
+_MAIN = """
+import asyncio, sys
+from services.common.settings import from_environment
+from services.sampler.process import serve
+from services.sampler.settings import Settings
+from tests.unit.sampler.doubles import FakeEngine
+import os
+asyncio.run(serve(from_environment(Settings, "sampler", os.environ).check(), lambda settings, facts: FakeEngine()))
+"""
+
+
+def _environment(model: Path) -> dict[str, str]:
+    settings = settings_for(model)
+    names = ("model_path", "store_root", "listen", "port_file")
+    values = {f"TINKERMESH_SAMPLER_{name.upper()}": str(getattr(settings, name)) for name in names}
+    return {**os.environ, **values, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_ends_the_process_with_0(model: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen([sys.executable, "-c", _MAIN], env=_environment(model), cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 30
+        while not (model.parent / "port").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+
+
+def test_a_bad_setting_ends_the_process_with_1_and_its_name(model: Path) -> None:
+    environment = {**_environment(model), "TINKERMESH_SAMPLER_MAX_ADAPTERS": "many"}
+    done = subprocess.run(
+        [sys.executable, "-m", "services.sampler"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "max_adapters" in done.stderr
