@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 REDIS_WAIT_SECONDS = 30.0
 RETRY_SECONDS = 0.2
 CLOSE_SECONDS = 2.0
+CANCEL_SECONDS = 0.5
+CANCEL_ATTEMPTS = 10
 
 
 class App:
@@ -79,9 +81,7 @@ class App:
             self._parts.watches.end_all()
             await self._server.stop(CLOSE_SECONDS)
             await self._parts.fleet.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _end(self._tasks)
         await self._redis.aclose()
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -119,6 +119,18 @@ async def _stop_quietly(app: App) -> None:
         await app.stop()
     except Exception:  # noqa: BLE001 - must not hide the failure that ends the process
         log.exception("closing after a failure failed too")
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancels until the tasks have ended: a cancellation can be lost inside a client library's call."""
+    pending = set(tasks)
+    for _ in range(CANCEL_ATTEMPTS):
+        for task in pending:
+            task.cancel()
+        if pending:
+            _, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)
+    for task in pending:
+        log.error("task %s does not end", task.get_name())
 
 
 def _services() -> Sequence[ServiceDescriptor]:

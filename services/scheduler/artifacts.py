@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import json_format
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import trainer_pb2
 
 from services.common import store
+from services.common.artifact_meta import decode_meta
 from services.common.errors import Forbidden, InvalidInput, MissingResource
 from services.common.keyring import ownership_mac, same_digest
 from services.common.tinker_path import KINDS, TinkerPath, check_name, parse_tinker_path
@@ -131,10 +131,7 @@ class Artifacts:
 
 
 def _meta(raw: dict[str, Any], path: TinkerPath) -> trainer_pb2.ArtifactMeta:
-    try:
-        meta = json_format.ParseDict(raw, trainer_pb2.ArtifactMeta(), ignore_unknown_fields=True)
-    except json_format.ParseError as error:
-        raise InvalidInput(f"{path}: {store.META_FILE} has a field of a wrong type: {error}") from error
+    meta = decode_meta(raw, str(path))
     if meta.layout.rank < 1 or not meta.base_model:
         raise InvalidInput(f"{path}: {store.META_FILE} lacks base_model or a rank")
     return meta

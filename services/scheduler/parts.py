@@ -52,6 +52,7 @@ class Parts:
     training: Training
     sweeper: Sweeper
     watches: WatchHub
+    directory: Directory
     front: Front
     fleet: Fleet
 
@@ -148,4 +149,14 @@ def assemble(settings: Settings, redis: Redis, functions: Functions, notices: No
         outage_ms=int(settings.outage_seconds * 1000),
         grace_ms=int(settings.grace_seconds * 1000),
     )
-    return Parts(scheduler, Registry(registry_store, directory), admin, training, sweeper, watches, front, fleet)
+    return Parts(
+        scheduler=scheduler,
+        registry=Registry(registry_store, directory),
+        admin=admin,
+        training=training,
+        sweeper=sweeper,
+        watches=watches,
+        directory=directory,
+        front=front,
+        fleet=fleet,
+    )

@@ -25,7 +25,7 @@ class SamplerLink:
         self.sampler_id = registration.sampler_id
         self.incarnation = registration.incarnation
         self.address = registration.address
-        self.capacity = max(1, registration.max_running) * IN_FLIGHT_PER_RUNNING
+        self._capacity = max(1, registration.max_running) * IN_FLIGHT_PER_RUNNING
         self.in_flight = 0
         self._load_seconds = load_seconds
         self._channel = open_channel(registration.address)
@@ -33,6 +33,12 @@ class SamplerLink:
         self._resident: set[str] = set()
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._suspect_until = 0.0
+        self._on_probation = False
+
+    @property
+    def capacity(self) -> int:
+        """Sequences in flight; one sample at a time until a suspect has answered again."""
+        return 1 if self._on_probation else self._capacity
 
     @property
     def usable(self) -> bool:
@@ -45,6 +51,7 @@ class SamplerLink:
     def suspect(self) -> None:
         """A call found it away; nothing is sent to it for a moment."""
         self._suspect_until = asyncio.get_running_loop().time() + SUSPECT_SECONDS
+        self._on_probation = True
 
     async def load(self, adapter: types.AdapterRef) -> None:
         """Single flight: concurrent first uses share one LoadAdapter. Raises the sampler's error."""
@@ -65,6 +72,7 @@ class SamplerLink:
                 await self.abort(request.request_id)
                 raise ServerError(f"sampler {self.sampler_id} did not finish within {seconds:g} s") from error
             raise from_rpc_error(error) from error
+        self._on_probation = False
         return reply.result
 
     async def abort(self, request_id: str) -> None:
