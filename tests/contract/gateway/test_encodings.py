@@ -143,9 +143,9 @@ async def test_zip_bomb_is_refused_quickly_and_in_little_memory_VAL_14(client: C
     bomb = b"".join([stream.compress(block) for _ in range(256)]) + stream.flush()
     assert len(bomb) < 200_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.monotonic()
+    began = time.process_time()
     response = await client.protobuf(bomb, content_encoding="zstd")
-    took = time.monotonic() - began
+    took = time.process_time() - began
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert response.status_code == 413
     assert took < 1.0

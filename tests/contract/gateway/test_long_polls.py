@@ -33,7 +33,7 @@ async def test_post_is_answered_while_the_work_is_pending_API_02(
     scheduler.held = True
     began = time.monotonic()
     await submit(client, model)
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 1.5
     assert scheduler.last.result is None
 
 
@@ -46,7 +46,7 @@ async def test_poll_answers_at_the_settlement_FUT_03(client: Client, scheduler: 
     settled = time.monotonic()
     scheduler.release()
     answer = await poll
-    assert time.monotonic() - settled < 0.2
+    assert time.monotonic() - settled < 1.0  # far below the two seconds of the poll
     assert answer.json()["metrics"]["grad_norm"] == 1.5
 
 
@@ -58,7 +58,7 @@ async def test_pending_after_the_poll_is_408_with_its_queue_state_API_05_FUT_09(
     request_id = await submit(client, model)
     began = time.monotonic()
     answer = await client.result(request_id)
-    assert 1.9 < time.monotonic() - began < 3.5
+    assert 1.9 < time.monotonic() - began < 6.0
     assert answer.status_code == 408
     assert answer.json() == {
         "type": "try_again",
@@ -126,7 +126,7 @@ async def test_two_hundred_polls_over_one_stream_FUT_07(client: Client, schedule
     began = time.monotonic()
     scheduler.release()
     assert {answer.status_code for answer in await asyncio.gather(*polls)} == {200}
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 5.0
     assert scheduler.calls.count("GetResult") == 0
 
 
@@ -164,7 +164,7 @@ async def test_drained_polls_are_408_at_once_MESH_03(client: Client, scheduler: 
     client.gateway.drain()
     assert (await poll).status_code == 408
     assert (await client.result(request_id)).status_code == 408
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 1.5
 
 
 # ---- two scheduler replicas ------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The unmodified SDK against a gateway process and the fake scheduler."""
+"""The unmodified SDK, told to compress its batches, against a gateway process and the fake scheduler."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ SCRIPT = Path(__file__).with_name("sdk_tour.py")
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("compress", [False, True])
 async def test_sdk_runs_its_main_path_unmodified_API_01(
-    scheduler: FakeScheduler, settings: Settings, tmp_path: Path, compress: bool
+    scheduler: FakeScheduler, settings: Settings, tmp_path: Path
 ) -> None:
     settings = msgspec.structs.replace(
-        settings, listen="127.0.0.1:0", port_file=str(tmp_path / "port"), compress_requests=compress
+        settings, listen="127.0.0.1:0", port_file=str(tmp_path / "port"), compress_requests=True
     )
     report = tmp_path / "report.json"
     async with gateway_process(settings, tmp_path) as gateway:
