@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -25,6 +26,7 @@ from services.gateway.settings import Settings
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+_FILES = 65_536
 _KEEP_ALIVE_SECONDS = 75  # longer than a client's pool keeps an idle connection it may still reuse
 
 
@@ -46,23 +48,26 @@ class _Server(uvicorn.Server):  # type: ignore[misc]  # untyped here
 
 
 def main() -> int:
+    logs.configure("gateway")
     try:
         settings = from_environment(Settings, "gateway", os.environ)
-    except InvalidInput as error:
-        return _fail(error)
-    logs.configure("gateway", settings.log_level)
-    telemetry.configure("gateway", f"{socket.gethostname()}-{os.getpid()}")
-    try:
+        logs.configure("gateway", settings.log_level)
+        _allow_many_connections()
+        telemetry.configure("gateway", f"{socket.gethostname()}-{os.getpid()}")
         return asyncio.Runner(loop_factory=_loop_factory).run(_serve(settings))
     except TinkermeshError as error:
-        return _fail(error)
+        log.critical("the gateway ends: %s", error.message)
+        return 1
     finally:
         telemetry.shutdown()
 
 
-def _fail(error: TinkermeshError) -> int:
-    print(f"gateway: {error.message}", file=sys.stderr)  # noqa: T201 - logging may not be set up yet
-    return 1
+def _allow_many_connections() -> None:
+    """Every open long poll is a connection; the usual soft limit of 1,024 files is less than one rl batch."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _loop_factory() -> asyncio.AbstractEventLoop:
