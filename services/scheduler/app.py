@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
-from redis.asyncio import Redis
 from tinkermesh.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 from services.common.errors import Unavailable
@@ -18,7 +17,7 @@ from services.common.grpc_server import GrpcServer
 from services.scheduler.parts import Parts, assemble
 from services.scheduler.settings import Settings
 from services.scheduler.startup_checks import check_redis
-from services.scheduler.store.connection import connect
+from services.scheduler.store.connection import Redis, connect
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.notices import Notices
 

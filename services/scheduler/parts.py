@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from redis.asyncio import Redis
-
 from services.common.keyring import Keyring, load_pepper
 from services.scheduler.admin import Admin
 from services.scheduler.artifacts import Artifacts
@@ -30,6 +28,7 @@ from services.scheduler.server import Scheduler
 from services.scheduler.session_directory import SessionDirectory
 from services.scheduler.sessions import Sessions
 from services.scheduler.settings import Settings
+from services.scheduler.store.connection import Redis
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.notices import Notices
 from services.scheduler.store.overview import Overview

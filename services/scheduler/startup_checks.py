@@ -6,10 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
-from redis.asyncio import Redis
-from redis.exceptions import ResponseError
-
 from services.common.errors import InvalidInput
+from services.scheduler.store.connection import Redis, ResponseError
 from services.scheduler.store.outages import reaching_redis
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from redis.asyncio import Redis
-
 from services.common.errors import Unavailable
 from services.scheduler.dispatch.admission import TrainingAdmission
 from services.scheduler.dispatch.cell import Parts
@@ -29,6 +27,7 @@ from services.scheduler.ports import (
 )
 from services.scheduler.store import keys
 from services.scheduler.store.commands import CommandCache
+from services.scheduler.store.connection import Redis
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.leases import LeaseStore
 from services.scheduler.store.models import ModelReader

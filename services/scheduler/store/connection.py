@@ -6,7 +6,11 @@ import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError as ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+
+Redis = redis.Redis
+"""The client's type, for the modules that only pass it on."""
 
 CONNECT_TIMEOUT_SECONDS = 3.0
 REPLY_TIMEOUT_SECONDS = 10.0
@@ -16,7 +20,7 @@ OUTAGES = (RedisConnectionError, RedisTimeoutError)
 """What redis-py raises while the server is away; every function of this mesh may be repeated."""
 
 
-def connect(url: str, *, max_connections: int = 64) -> redis.Redis:
+def connect(url: str, *, max_connections: int = 64) -> Redis:
     """A client of ``redis://host:port/db``. It connects at first use and again after an outage.
 
     A call that meets an outage is tried twice more within half a second; each transition is
@@ -36,4 +40,4 @@ def connect(url: str, *, max_connections: int = 64) -> redis.Redis:
         retry_on_error=list(OUTAGES),
         client_name="tinkermesh-scheduler",
     )
-    return redis.Redis.from_pool(pool)
+    return Redis.from_pool(pool)
