@@ -157,7 +157,8 @@ class AdapterTable:
 
     async def _until_ready(self, resident: Resident) -> None:
         try:
-            await asyncio.wait_for(asyncio.shield(resident.ready), self._load_timeout)
+            async with asyncio.timeout(self._load_timeout):
+                await asyncio.shield(resident.ready)
         except TimeoutError:
             raise Unavailable(
                 f"adapter {resident.adapter.name}: stage loading took more than {self._load_timeout:g} s"
@@ -176,7 +177,8 @@ class AdapterTable:
         seeker.requests += 1
         self._rebalance()
         try:
-            return await asyncio.wait_for(asyncio.shield(seeker.turn), self._place_timeout)
+            async with asyncio.timeout(self._place_timeout):
+                return await asyncio.shield(seeker.turn)
         except TimeoutError:
             self._give_up(name, seeker)
         except asyncio.CancelledError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ from services.sampler.adapter_table import AdapterTable
 from services.sampler.ports import Engine, EngineAdapter, GeneratedSequence, SequenceRequest
 from services.sampler.results import build_result
 from services.sampler.sampling_plan import Limits, check_body, plan_sequences
+
+log = logging.getLogger(__name__)
 
 BASE = "base"
 
@@ -54,7 +57,9 @@ class Sampling:
         self._accepted += count
         try:
             with logs.bind(request_id=request.request_id), span("sampler.sample", _attributes(request)):
-                return await self._bounded(request)
+                result = await self._bounded(request)
+                log.info("sampled %d sequences with %s", len(result.sequences), _adapter_name(request))
+                return result
         finally:
             self._accepted -= count
 

@@ -11,7 +11,9 @@ _FIXED = {
     # torch.compile would build one C++ kernel that counts token ranks (15 s, and a compiler).
     "TORCH_COMPILE_DISABLE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # A compute thread that waits must not spin while another process needs its core.
     "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",

@@ -51,7 +51,7 @@ class SamplerProcess:
                 self.process.kill()
 
 
-def start_sampler(model: Path, scratch: Path, timeout: float = 120.0, **settings: object) -> SamplerProcess:
+def start_sampler(model: Path, scratch: Path, timeout: float = 240.0, **settings: object) -> SamplerProcess:
     """Returns when it serves; raises with its log when it ends before."""
     store, port_file, log = scratch / "store", scratch / "port", scratch / "log"
     store.mkdir(parents=True)

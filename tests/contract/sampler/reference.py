@@ -9,6 +9,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+torch.set_num_threads(1)  # no spinning threads beside the sampler's own
+
 
 def _untied(model: Path) -> torch.nn.Module:
     """The base model with an unembedding of its own, so that merging touches nothing else."""

@@ -29,6 +29,16 @@ def write_adapter(directory: Path, *, rank: int = 2, **config: object) -> Path:
     return directory
 
 
+def write_model(directory: Path) -> Path:
+    """A base model as far as the service half reads it: config and the matrices of LINEAR."""
+    directory.mkdir(parents=True)
+    config = {"architectures": ["X"], "vocab_size": 100, "max_position_embeddings": 50}
+    (directory / "config.json").write_text(json.dumps(config))
+    weights = {f"{name}.weight": np.zeros(shape, np.float32) for name, shape in LINEAR.items()}
+    save_file(weights, directory / "model.safetensors")
+    return directory
+
+
 def generated(request: SequenceRequest, finish: str = "length") -> GeneratedSequence:
     count = request.max_tokens
     return GeneratedSequence(

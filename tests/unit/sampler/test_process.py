@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -13,9 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinkermesh.v1.sampler_pb2_grpc import SamplerStub
@@ -27,7 +24,7 @@ from services.sampler.facts import pool_facts
 from services.sampler.ports import EngineDead
 from services.sampler.process import SamplerProcess
 from services.sampler.settings import Settings
-from tests.unit.sampler.doubles import LINEAR, FakeEngine, write_adapter
+from tests.unit.sampler.doubles import FakeEngine, write_adapter, write_model
 from tests.unit.sampler.test_sampling_plan import body
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,12 +32,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    directory = tmp_path / "Some-Model"
-    directory.mkdir()
-    config = {"architectures": ["X"], "vocab_size": 100, "max_position_embeddings": 50}
-    (directory / "config.json").write_text(json.dumps(config))
-    save_file({f"{n}.weight": np.zeros(s, np.float32) for n, s in LINEAR.items()}, directory / "model.safetensors")
-    return directory
+    return write_model(tmp_path / "Some-Model")
 
 
 def settings_for(model: Path, **changes: object) -> Settings:
@@ -206,17 +198,6 @@ def test_facts_that_do_not_fit_are_named(model: Path, changes: dict[str, object]
         pool_facts(settings_for(model, **changes))
 
 
-_MAIN = """
-import asyncio, sys
-from services.common.settings import from_environment
-from services.sampler.process import serve
-from services.sampler.settings import Settings
-from tests.unit.sampler.doubles import FakeEngine
-import os
-asyncio.run(serve(from_environment(Settings, "sampler", os.environ).check(), lambda settings, facts: FakeEngine()))
-"""
-
-
 def _environment(model: Path) -> dict[str, str]:
     settings = settings_for(model)
     names = ("model_path", "store_root", "listen", "port_file")
@@ -226,14 +207,16 @@ def _environment(model: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_signal_ends_the_process_with_0(model: Path, number: signal.Signals) -> None:
-    process = subprocess.Popen([sys.executable, "-c", _MAIN], env=_environment(model), cwd=ROOT)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.unit.sampler.double_process"], env=_environment(model), cwd=ROOT
+    )
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not (model.parent / "port").exists():
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(number)
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
 
