@@ -42,6 +42,8 @@ class SequenceRequest:
     topk: int
     prompt_topk: int | None
     """None = the prompt is not scored; k = its logprobs and k alternatives per position."""
+    cache_salt: str = ""
+    """Sequences with different salts share no cached prefix."""
 
 
 @dataclass(frozen=True, slots=True)

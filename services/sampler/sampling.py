@@ -78,7 +78,7 @@ class Sampling:
         async with self._adapter(request) as adapter:
             _record("sampler.load_adapter", stage, {"adapter": _adapter_name(request)})
             stage.name, stage.started_ms = "generating", _now_ms()
-            plan = plan_sequences(request.request_id, request.body, adapter, self._limits)
+            plan = plan_sequences(request.request_id, request.body, adapter, self._limits, request.cache_salt)
             sequences = await self._all(plan)
         _record("sampler.generate", stage, _outcome(request, sequences))
         return build_result(request.body, sequences)

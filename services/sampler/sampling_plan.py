@@ -26,7 +26,7 @@ class Limits:
 
 
 def plan_sequences(
-    request_id: str, body: SampleBody, adapter: EngineAdapter | None, limits: Limits
+    request_id: str, body: SampleBody, adapter: EngineAdapter | None, limits: Limits, cache_salt: str = ""
 ) -> list[SequenceRequest]:
     """n independent sequences with seeds s, s+1, …; only the first scores the prompt.
 
@@ -49,6 +49,7 @@ def plan_sequences(
             ignore_eos=body.stop.disabled,
             topk=body.topk_sample_logprobs,
             prompt_topk=_prompt_topk(body) if index == 0 else None,
+            cache_salt=cache_salt,
         )
         for index in range(body.num_samples)
     ]

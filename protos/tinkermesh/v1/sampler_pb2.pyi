@@ -235,7 +235,12 @@ class SampleRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    cache_salt: _builtins.str
+    """Requests with different salts share no cached prefix, so that cache hits tell nothing about
+    another tenant's prompts. The scheduler sends the tenant id.
+    """
     @_builtins.property
     def adapter(self) -> _types_pb2.AdapterRef:
         """absent = base model"""
@@ -248,10 +253,11 @@ class SampleRequest(_message.Message):
         request_id: _builtins.str = ...,
         adapter: _types_pb2.AdapterRef | None = ...,
         body: _types_pb2.SampleBody | None = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "adapter", b"adapter", "body", b"body"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "adapter", b"adapter", "body", b"body", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "adapter", b"adapter", "body", b"body", "cache_salt", b"cache_salt", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015

@@ -51,7 +51,7 @@ class VllmSteps:
     def submit(self, request: SequenceRequest, base: EngineAdapter) -> None:
         self.engine.add_request(
             request.sequence_id,
-            tokens_input(request.prompt),
+            tokens_input(request.prompt, cache_salt=request.cache_salt or None),
             sampling_params(request),
             lora_request=lora_request(request.adapter or base),
         )

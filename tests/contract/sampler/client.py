@@ -134,8 +134,11 @@ class SamplerClient:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
-    async def result(self, request: SampleBody, adapter: AdapterRef | None = None, request_id: str = "") -> object:
-        message = pb.SampleRequest(request_id=request_id or f"test.{next(_numbers)}", adapter=adapter, body=request)
+    async def result(
+        self, request: SampleBody, adapter: AdapterRef | None = None, request_id: str = "", cache_salt: str = ""
+    ) -> object:
+        name = request_id or f"test.{next(_numbers)}"
+        message = pb.SampleRequest(request_id=name, adapter=adapter, body=request, cache_salt=cache_salt)
         return (await self.stub.Sample(message, timeout=60)).result
 
     async def sample(

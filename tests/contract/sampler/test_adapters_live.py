@@ -91,6 +91,21 @@ async def test_running_generations_are_undisturbed_by_the_next_version_SNAP_04(
     assert loaded["m@1"].engine_id != loaded["m@2"].engine_id
 
 
+async def test_cached_prefixes_are_shared_only_within_an_adapter_and_a_salt(
+    client: SamplerClient, make_adapter: AdapterMaker
+) -> None:
+    adapters = [make_adapter(f"prefix-{index}@1", seed=95 + index) for index in range(2)]
+    prompt = list(range(100, 200))  # three whole blocks of 32
+
+    async def hits(adapter: AdapterRef | None, salt: str) -> int:
+        return (await client.result(body(prompt), adapter, cache_salt=salt)).prompt_cache_hit_tokens
+
+    for adapter in (None, *adapters):
+        assert await hits(adapter, "tenant-a") == 0
+        assert await hits(adapter, "tenant-a") == 96
+        assert await hits(adapter, "tenant-b") == 0
+
+
 def _missing(_: Path) -> None:
     shutil.rmtree(_)
 
