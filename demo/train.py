@@ -37,7 +37,7 @@ def probe(training: Any, probes: list[types.Datum]) -> float:
 def train(
     training: Any, plan: list[list[types.Datum]], probes: list[types.Datum], arguments: Any, clock: Clock
 ) -> None:
-    """forward_backward and optim_step are sent together; the next pair while the last one computes."""
+    """Both requests of a step are sent before either is awaited, so the mesh never waits for this client."""
     columns = (
         TextColumn("training"),
         BarColumn(),

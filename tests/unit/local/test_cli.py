@@ -1,0 +1,75 @@
+"""The `tinkermesh` command: keys, refusals, exit codes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.common.keyring import Keyring, load_pepper
+from services.local import cli
+from services.local.display import client_lines, mesh_table
+from services.local.supervisor import Supervisor
+from tests.unit.local.test_supervisor import spec
+
+runner = CliRunner()
+
+
+def ring(directory: Path) -> Keyring:
+    return Keyring(directory / "keys.json", load_pepper(directory / "pepper"))
+
+
+def test_added_key_is_shown_once_and_kept_as_a_digest_SEC(tmp_path: Path) -> None:
+    added = runner.invoke(cli.app, ["keys", "add", "--label", "ci", "--state-dir", str(tmp_path)])
+    assert added.exit_code == 0
+    found = re.search(r"key +(tml-\S+)\s+tenant +(\S+)", added.output)
+    assert found is not None
+    key, tenant = found.groups()
+    assert ring(tmp_path).tenant_of(key) == tenant
+    listed = runner.invoke(cli.app, ["keys", "list", "--state-dir", str(tmp_path)])
+    assert tenant in listed.output and "ci" in listed.output
+    assert key not in listed.output + (tmp_path / "keys.json").read_text()
+
+
+def test_second_key_of_a_tenant_keeps_its_id(tmp_path: Path) -> None:
+    for key in ("tml-one", "tml-two"):
+        arguments = ["keys", "add", "--key", key, "--tenant", "t-1", "--state-dir", str(tmp_path)]
+        assert runner.invoke(cli.app, arguments).exit_code == 0
+    assert ring(tmp_path).tenant_of("tml-one") == ring(tmp_path).tenant_of("tml-two") == "t-1"
+
+
+def test_key_without_the_prefix_is_refused(tmp_path: Path) -> None:
+    refused = runner.invoke(cli.app, ["keys", "add", "--key", "sk-1", "--state-dir", str(tmp_path)])
+    assert refused.exit_code == 1
+
+
+def test_listing_before_any_key_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = runner.invoke(cli.app, ["keys", "list", "--state-dir", str(tmp_path / "none")])
+    assert listed.exit_code == 1
+    assert "run tinkermesh up or keys add first" in listed.stderr
+
+
+def test_up_refuses_a_directory_without_a_model(tmp_path: Path) -> None:
+    refused = runner.invoke(cli.app, ["up", "--model", str(tmp_path), "--state-dir", str(tmp_path / "s")])
+    assert refused.exit_code == 1
+    assert "no config.json" in refused.stderr
+
+
+def test_named_model_is_served_under_its_path_unless_told_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    plain = cli.make_settings(model=str(tmp_path), model_name="", state_dir=tmp_path, threads=0)
+    assert plain.model_name == str(tmp_path.resolve())
+    assert plain.threads >= 1
+    named = cli.make_settings(model=str(tmp_path), model_name="org/m", state_dir=tmp_path, threads=1)
+    assert named.model_name == "org/m"
+
+
+def test_client_lines_are_what_a_shell_evaluates() -> None:
+    assert client_lines({"TINKER_API_KEY": "tml-local"}) == ["export TINKER_API_KEY=tml-local"]
+
+
+def test_table_has_a_row_for_every_child(tmp_path: Path) -> None:
+    supervisor = Supervisor([spec(tmp_path, "gateway-0"), spec(tmp_path, "trainer")])
+    assert mesh_table(supervisor.children).row_count == 2
