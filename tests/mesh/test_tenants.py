@@ -1,0 +1,80 @@
+"""Two tenants on one mesh: they share passes and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.doubles.admin import list_pools
+from tests.doubles.fake_trainer import BASE_MODEL
+from tests.doubles.mesh import MeshProcesses
+from tests.doubles.wire_client import WireClient, batch
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
+OTHER_KEY = "tml-other-tenant"
+
+
+@pytest.fixture
+async def tenants(mesh: MeshProcesses) -> AsyncIterator[tuple[WireClient, WireClient]]:
+    mesh.add_key(OTHER_KEY)
+    pair = WireClient([mesh.base_url], mesh.api_key), WireClient([mesh.base_url], OTHER_KEY)
+    yield pair
+    for client in pair:
+        await client.close()
+
+
+async def new_model(client: WireClient) -> tuple[str, str]:
+    session = await client.session()
+    lora = {"rank": 4, "seed": 2}
+    body = {"session_id": session, "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": lora}
+    made = await client.post("/create_model", body)
+    return session, str((await client.future(made.json()["request_id"]))["model_id"])
+
+
+async def test_datums_of_two_tenants_share_a_pass_PACK_02(
+    mesh: MeshProcesses, tenants: tuple[WireClient, WireClient]
+) -> None:
+    models = [await new_model(client) for client in tenants]
+    mesh.inject("trainer", [{"kind": "pass", "action": "delay_before", "seconds": 0.3, "times": 1}])
+    before = list_pools(mesh.scheduler)[0]
+    # The first batch holds the trainer; those behind it are packed together.
+    sent = []
+    for seq_id in (1, 2, 3):
+        for client, (_, model) in zip(tenants, models, strict=True):
+            sent.append((client, await client.post("/forward_backward", batch(model, seq_id, seed=seq_id))))
+    for client, answer in sent:
+        assert "error" not in await client.future(answer.json()["request_id"])
+    after = list_pools(mesh.scheduler)[0]
+    assert after.shared_units_total > before.shared_units_total
+    assert after.datums_total - before.datums_total == 18
+
+
+async def test_foreign_ids_are_refused_on_every_path_SEC(
+    mesh: MeshProcesses, tenants: tuple[WireClient, WireClient]
+) -> None:
+    mine, other = tenants
+    session, model = await new_model(mine)
+    sent = (await mine.post("/forward_backward", batch(model, 1, seed=1))).json()["request_id"]
+    attempts = {
+        "/forward_backward": batch(model, 2, seed=1),
+        "/optim_step": {"model_id": model, "seq_id": 2, "adam_params": {"learning_rate": 1.0}, "type": "optim_step"},
+        "/save_weights": {"model_id": model, "seq_id": 2, "path": "x", "type": "save_weights"},
+        "/get_info": {"model_id": model, "type": "get_info"},
+        "/unload_model": {"model_id": model, "type": "unload_model"},
+        "/retrieve_future": {"request_id": sent},
+    }
+    answers = await asyncio.gather(*(other.post(path, body) for path, body in attempts.items()))
+    assert {path: a.status_code for path, a in zip(attempts, answers, strict=True)} == dict.fromkeys(attempts, 403)
+    assert "error" not in await mine.future(sent)
+    beat = await other.post("/session_heartbeat", {"session_id": session, "type": "session_heartbeat"})
+    assert beat.status_code in (403, 410)
+
+
+async def test_unknown_key_is_401_and_not_echoed_SEC(mesh: MeshProcesses) -> None:
+    stranger = WireClient([mesh.base_url], "tml-stranger-secret")
+    answer = await stranger.post("/get_info", {"model_id": "x", "type": "get_info"})
+    assert answer.status_code == 401
+    assert "tml-stranger-secret" not in answer.text
+    await stranger.close()
