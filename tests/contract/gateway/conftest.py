@@ -53,7 +53,7 @@ def settings(tenants: Tenants, scheduler: FakeScheduler) -> Settings:
         pepper_file=str(tenants.pepper_file),
         scheduler=f"127.0.0.1:{scheduler.port}",  # type: ignore[attr-defined]
         long_poll_seconds=2.0,
-        retry_seconds=3.0,
+        retry_seconds=15.0,
     )
 
 
@@ -107,6 +107,13 @@ async def running(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, 
 @pytest.fixture
 async def client(settings: Settings) -> AsyncIterator[Client]:
     async with running(settings) as (http, gateway):
+        yield Client(http, gateway, KEY)
+
+
+@pytest.fixture
+async def hasty(settings: Settings) -> AsyncIterator[Client]:
+    """Gives up on an absent scheduler after a second."""
+    async with running(msgspec.structs.replace(settings, retry_seconds=1.0)) as (http, gateway):
         yield Client(http, gateway, KEY)
 
 

@@ -233,10 +233,10 @@ async def test_heartbeat_of_a_session_that_is_gone_is_410_LEASE_04(client: Clien
 
 
 async def test_heartbeat_is_503_while_the_scheduler_is_away_LEASE_04(
-    client: Client, scheduler: FakeScheduler, session: str
+    hasty: Client, scheduler: FakeScheduler, session: str
 ) -> None:
     scheduler.away(100)
-    response = await client.post("session_heartbeat", {"session_id": session})
+    response = await hasty.post("session_heartbeat", {"session_id": session})
     assert response.status_code == 503
     assert response.json()["category"] == "server"
 
@@ -281,9 +281,9 @@ async def test_no_pool_yet_is_503_and_a_later_create_succeeds(
     assert (await client.post("create_model", body)).status_code == 200
 
 
-async def test_create_after_a_long_absence_is_503(client: Client, scheduler: FakeScheduler) -> None:
+async def test_create_after_a_long_absence_is_503(hasty: Client, scheduler: FakeScheduler) -> None:
     scheduler.failures.extend(Unavailable("away") for _ in range(100))
-    response = await client.post("create_session", {"sdk_version": "0.38.0"})
+    response = await hasty.post("create_session", {"sdk_version": "0.38.0"})
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
 
