@@ -24,6 +24,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # Calls that have arrived and not yet been picked up. Above the first limit (1,000 by default)
+    # gRPC cancels some of them at random, which a burst of 2,048 samples would meet.
+    ("grpc.server.max_pending_requests", 50_000),
+    ("grpc.server.max_pending_requests_hard_limit", 100_000),
 ]
 
 
