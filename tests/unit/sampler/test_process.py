@@ -162,6 +162,17 @@ async def test_a_stop_lets_running_samples_finish_and_takes_no_new_ones(model: P
         await asyncio.wait_for(running.task, 10)
 
 
+async def test_a_burst_of_samples_is_served_whole(model: Path) -> None:
+    """gRPC by itself cancels some of more than 1,000 calls that wait to be picked up."""
+    async with Running(settings_for(model)) as running:
+        calls = [
+            running.stub.Sample(pb.SampleRequest(request_id=f"r{n}", body=body(max_tokens=1)), timeout=60)
+            for n in range(1500)
+        ]
+        replies = await asyncio.gather(*calls)
+    assert all(len(reply.result.sequences) == 1 for reply in replies)
+
+
 async def test_adapters_by_rpc(model: Path) -> None:
     settings = settings_for(model)
     write_adapter(Path(settings.store_root) / "runs" / "m")
