@@ -61,7 +61,8 @@ class Driver:
         self._stopping = True
         self.wake_all()
         try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
         except TimeoutError:
             log.warning("units still run after %s s; the next leader settles them", seconds)
 
@@ -118,7 +119,8 @@ class Driver:
     async def _woken(self, pool: str, seconds: float) -> bool:
         """False: nobody called for `seconds`."""
         try:
-            return await asyncio.wait_for(self._wakes[pool].wait(), seconds)
+            async with asyncio.timeout(seconds):
+                return await self._wakes[pool].wait()
         except TimeoutError:
             return False
 

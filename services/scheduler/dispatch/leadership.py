@@ -8,13 +8,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from services.common.errors import StaleFence, TinkermeshError, Unavailable
+from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.ports import LeaderTask
 from services.scheduler.store.leases import LeaseStore
 
 log = logging.getLogger(__name__)
 
 TTL_MS = 5_000
-RENEW_SECONDS = 1.0
+RENEWALS_PER_TTL = 5
 RETRY_SECONDS = 0.3
 
 
@@ -30,13 +31,12 @@ class Leadership:
         tasks: Sequence[LeaderTask],
         *,
         ttl_ms: int = TTL_MS,
-        renew_seconds: float = RENEW_SECONDS,
     ) -> None:
         self._leases = leases
         self._replica = replica
         self._tasks = tasks
         self._ttl_ms = ttl_ms
-        self._renew_seconds = renew_seconds
+        self._renew_seconds = ttl_ms / 1000 / RENEWALS_PER_TTL
         self._wakes: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._retired = False
 
@@ -67,7 +67,8 @@ class Leadership:
     async def _wait(self, pool: str, seconds: float) -> None:
         self._wakes[pool].clear()
         try:
-            await asyncio.wait_for(self._wakes[pool].wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._wakes[pool].wait()
         except TimeoutError:
             return
 
@@ -83,12 +84,8 @@ class Leadership:
 
     async def _end(self, pool: str, term: int, running: Sequence[asyncio.Task[None]]) -> None:
         """All tasks end before the lease goes; the first failure is the one logged as the cause."""
-        for task in running:
-            task.cancel()
-        results = await asyncio.gather(*running, return_exceptions=True)
-        for error in results:
-            if isinstance(error, Exception):
-                _log_end(pool, term, error)
+        for error in await end_tasks(running):
+            _log_end(pool, term, error)
         try:
             await self._leases.release(pool, term, self._replica)
         except TinkermeshError as error:

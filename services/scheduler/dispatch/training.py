@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from services.scheduler.dispatch.leadership import Leadership
 from services.scheduler.dispatch.models import Models
 from services.scheduler.dispatch.slot_units import SlotUnits
 from services.scheduler.dispatch.sweeper import Sweeper
+from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.ports import (
     Admission,
     ArtifactReader,
@@ -80,6 +82,7 @@ class Training:
         self._leadership = Leadership(LeaseStore(functions), replica, tasks, ttl_ms=lease_ttl_ms)
         self._redis = cast("Any", redis)
         self._campaigns: dict[str, asyncio.Task[None]] = {}
+        self._stopped = asyncio.Event()
         notices.on_ready(self._ready)
         notices.on_reconnect(self._driver.wake_all)
 
@@ -90,16 +93,14 @@ class Training:
             self._leadership.wake(pool)
 
     async def run(self) -> None:
-        """Campaigns for the lease of every pool there is; until cancelled. Raises what a campaign raised."""
-        while True:
+        """Campaigns for the lease of every pool there is; until cancelled or stopped. Raises what a campaign raised."""
+        while not self._stopped.is_set():
             await self._discover()
-            waiting = list(self._campaigns.values())
-            if not waiting:
-                await asyncio.sleep(DISCOVER_SECONDS)
-                continue
-            ended, _ = await asyncio.wait(waiting, timeout=DISCOVER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            for task in ended:
+            for task in [task for task in self._campaigns.values() if task.done()]:
                 task.result()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DISCOVER_SECONDS):
+                    await self._stopped.wait()
 
     async def _discover(self) -> None:
         try:
@@ -114,11 +115,10 @@ class Training:
 
     async def stop(self) -> None:
         """Finishes running units (bounded), then releases every lease."""
+        self._stopped.set()
         self._leadership.retire()
         await self._driver.drain(DRAIN_SECONDS)
         campaigns = list(self._campaigns.values())
         if campaigns:
             await asyncio.wait(campaigns, timeout=RELEASE_SECONDS)
-        for campaign in campaigns:
-            campaign.cancel()
-        await asyncio.gather(*campaigns, return_exceptions=True)
+        await end_tasks(campaigns)

@@ -18,6 +18,7 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common.datum_blocks import Datum, encode
 from services.common.ids import parse_request_id
 from services.scheduler.artifacts import Artifacts
+from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.dispatch.training import Training
 from services.scheduler.results import Results
 from services.scheduler.store import keys
@@ -109,15 +110,11 @@ class Replica:
         """As kill -9: nothing is finished, the lease is not released."""
         campaigns = list(self.training._campaigns.values())
         self.training._leadership._leases = cast("Any", Deaf())
-        for task in [*campaigns, *self._tasks]:
-            task.cancel()
-        await asyncio.gather(*campaigns, return_exceptions=True)
+        await end_tasks([*campaigns, *self._tasks])
         await self._end()
 
     async def _end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         self._tasks = []
         await self.redis.aclose()
 
@@ -141,7 +138,7 @@ class Mesh:
         self.trainer = FakeTrainer(root, facts=self.facts)
         self.replicas: list[Replica] = []
         self.redis: Redis = connect(url)
-        self.results = Results(RequestReader(self.redis))
+        self.results = Results(RequestReader(self.redis, functions))
 
     async def start(self, *, replicas: int = 1) -> None:
         await cast("Any", self.redis.sadd(keys.POOLS, POOL))

@@ -17,7 +17,7 @@ from tests.contract.scheduler.rig import Mesh, new_session, running_mesh
 from tests.doubles.journal import datum_counts, unit_counts
 from tests.doubles.valkey import ValkeyProcess
 
-SHORT = {"lease_ttl_ms": 400}
+SHORT = {"lease_ttl_ms": 1000}
 
 
 class Died(Exception):
