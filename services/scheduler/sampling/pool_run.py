@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -19,7 +20,7 @@ from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.link import SamplerLink
 from services.scheduler.sampling.outcome import Verdict, server_failure
 from services.scheduler.sampling.router import choose
-from services.scheduler.sampling.serving import Retry, attempt
+from services.scheduler.sampling.serving import Retry, attempt, report
 from services.scheduler.sampling.turns import Turns
 from services.scheduler.sampling.waiting import Waiting
 from services.scheduler.store.sampling import SamplingStore
@@ -30,6 +31,7 @@ PULL_LIMIT = 512
 START_LIMIT = 64
 TICK_SECONDS = 1.0
 IDLE_SECONDS = 5.0
+SETTLE_SECONDS = 2.0
 
 T = TypeVar("T")
 Placement = tuple[Waiting, SamplerLink]
@@ -50,15 +52,24 @@ class PoolRun:
         self._seen_arrival = 0
         self._without_sampler_since = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Until cancelled, or until another replica holds the lease."""
         try:
             await self._until_stale()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._end()
+
+    async def _end(self) -> None:
+        """Outcomes that are here are written; what still runs is left to the next lease holder."""
+        for task in self._tasks - self._settling:
+            task.cancel()
+        if self._settling:
+            await asyncio.wait(self._settling, timeout=SETTLE_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _until_stale(self) -> None:
         adopted = False
@@ -168,6 +179,7 @@ class PoolRun:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._settling.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a sample's task failed", exc_info=error)
         self._wake.set()
@@ -180,6 +192,8 @@ class PoolRun:
         if isinstance(outcome, Retry):
             await self._again(waiting, link, outcome)
         else:
+            if (task := asyncio.current_task()) is not None:
+                self._settling.add(task)
             await self._settle(waiting, outcome)
 
     async def _again(self, waiting: Waiting, link: SamplerLink, retry: Retry) -> None:
@@ -200,8 +214,10 @@ class PoolRun:
         self._turns.rejoin(waiting.tenant_id, waiting)
 
     async def _settle(self, waiting: Waiting, result: types.Result) -> None:
+        started_ms = time.time_ns() // 1_000_000
         await self._persist(lambda: self._store.settle(self._pool, waiting.key, result, self._limits.retention_ms))
         self._held.discard(waiting.key)
+        report(waiting.sample, result, started_ms)
 
     async def _persist(self, write: Callable[[], Awaitable[T]]) -> T:
         """Until Redis takes it; each of these writes may be repeated."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from tinkermesh.v1 import sampler_pb2 as pb
@@ -12,6 +13,9 @@ from services.common.errors import TinkermeshError
 from services.scheduler.sampling.link import SamplerLink
 from services.scheduler.sampling.outcome import Verdict, checked, of_error, verdict
 from services.scheduler.sampling.waiting import Waiting
+from services.scheduler.store.sampling import WaitingSample
+
+log = logging.getLogger(__name__)
 
 
 class Retry:
@@ -26,9 +30,8 @@ class Retry:
 async def attempt(waiting: Waiting, link: SamplerLink, body: types.SampleBody, seconds: float) -> types.Result | Retry:
     """Load the adapter explicitly, then sample. What may be settled, or why it must be tried again."""
     sample = waiting.sample
-    now_ms = time.time_ns() // 1_000_000
-    telemetry.record_span("queue", sample.traceparent, sample.admitted_ms, now_ms, {"request_id": sample.request_id})
-    attributes = {"request_id": sample.request_id, "sampler_id": link.sampler_id, "adapter": waiting.adapter_name}
+    telemetry.record_span("queue", sample.traceparent, sample.admitted_ms, _now_ms(), _ids(sample))
+    attributes = {**_ids(sample), "sampler_id": link.sampler_id, "adapter": waiting.adapter_name}
     with (
         logs.bind(request_id=sample.request_id, tenant_id=sample.tenant_id),
         telemetry.span("sample", attributes, parent=sample.traceparent),
@@ -42,9 +45,33 @@ async def _attempt(waiting: Waiting, link: SamplerLink, body: types.SampleBody, 
         if sample.adapter is not None:
             await link.load(sample.adapter)
         stage = "sample"
-        request = pb.SampleRequest(request_id=sample.request_id, adapter=sample.adapter, body=body)
+        # The tenant as salt: no tenant learns from cache hits what others prompted.
+        request = pb.SampleRequest(
+            request_id=sample.request_id, adapter=sample.adapter, body=body, cache_salt=sample.tenant_id
+        )
         return checked(await link.sample(request, seconds), body.num_samples)
     except TinkermeshError as error:
         link.forget(waiting.adapter_name)
         kind = verdict(error)
         return of_error(stage, error) if kind is Verdict.FAIL else Retry(kind, stage, error)
+
+
+def report(sample: WaitingSample, result: types.Result, started_ms: int) -> None:
+    """What became of a sample, to the log and to its trace; `started_ms`: when its outcome was there."""
+    failed = result.failure.message if result.HasField("failure") else ""
+    action = "fail" if failed else "done"
+    telemetry.record_span("settle", sample.traceparent, started_ms, _now_ms(), {**_ids(sample), "action": action})
+    trace_id = telemetry.trace_id_of(sample.traceparent) if telemetry.enabled() else ""
+    with logs.bind(request_id=sample.request_id, tenant_id=sample.tenant_id, trace_id=trace_id):
+        if failed:
+            log.warning("sample: fail: %s", failed)
+        else:
+            log.info("sample: done")
+
+
+def _ids(sample: WaitingSample) -> dict[str, str | int | float | bool]:
+    return {"request_id": sample.request_id, "tenant_id": sample.tenant_id}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

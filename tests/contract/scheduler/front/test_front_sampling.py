@@ -151,13 +151,15 @@ async def test_new_lease_holder_goes_on_with_running_samples_FUT_05(
     rule = double.faults.add("hold_before", "sample", times=1)
     sampler = await base_sampler(first, await session(first))
     replies = [await first.scheduler.Submit(sample_request(sampler, seq)) for seq in range(3)]
-    await eventually(lambda: double.running)
+    await eventually(lambda: len(double.journal.entries) == 2 and len(double.running) == 1)
+    (held_id,) = double.running
     await first.stop()
     mesh.replicas.remove(first)
     double.faults.remove(rule)
     for reply in replies:
         assert (await result(second, reply.request_id)).HasField("sample")
-    assert len([e for e in double.journal.entries if e["kind"] == "sample"]) == 3
+    held = [e for e in double.journal.entries if e.get("request") == held_id]
+    assert len(held) == 1, "the next lease holder attaches to the running call"
 
 
 async def test_tenant_with_too_many_open_samples_is_told_to_wait_SAMP_12(mesh: FrontMesh) -> None:
