@@ -17,7 +17,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.common.errors import InvalidInput
-from services.sampler.engine import lora_ops, prompt_logprobs, zero_adapter
+from services.sampler.engine import lora_ops, prompt_logprobs, seeded_chunks, zero_adapter
 from services.sampler.engine.config import EngineConfig, engine_args
 from services.sampler.engine.driver import EngineDriver
 from services.sampler.engine.outputs import generated_sequence
@@ -35,6 +35,7 @@ class VllmSteps:
         self.engine = LLMEngine.from_engine_args(engine_args(config))
         self.engine.collective_rpc(lora_ops.install)
         self.engine.collective_rpc(prompt_logprobs.install)
+        self.engine.collective_rpc(seeded_chunks.install)
 
     def unfinished(self) -> bool:
         return bool(self.engine.has_unfinished_requests())

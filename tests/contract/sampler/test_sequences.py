@@ -39,6 +39,21 @@ async def test_every_int64_is_a_reproducible_seed_SAMP_07(client: SamplerClient,
     assert [s.tokens for s in first] == [s.tokens for s in again]
 
 
+async def test_a_seed_means_the_same_however_the_prompt_is_cut_into_chunks_SAMP_07(client: SamplerClient) -> None:
+    """Whole chunks first, then mostly from the prefix cache, then among other long prompts."""
+    prompts = [np.random.default_rng(n).integers(2, 512, 1200).tolist() for n in range(4)]
+    request = body(prompts[0], max_tokens=12, num_samples=2, seed=31)
+    chunked = await client.sample(request)
+    cached = await client.sample(request)
+    others = [body(prompt, max_tokens=12, seed=7) for prompt in prompts[1:]]
+    crowd = await asyncio.gather(*(client.sample(other) for other in others), client.sample(request))
+    scored = await client.sample(body(prompts[0], max_tokens=12, num_samples=2, seed=31, prompt_logprobs=True))
+    tokens = [sequence.tokens for sequence in chunked]
+    assert tokens == [sequence.tokens for sequence in cached]
+    assert tokens == [sequence.tokens for sequence in crowd[-1]]
+    assert tokens == [sequence.tokens for sequence in scored]
+
+
 async def test_every_token_has_its_logprob_SAMP_09(client: SamplerClient) -> None:
     for sequence in await client.sample(body(PROMPT, max_tokens=30, num_samples=8, stop=StopCondition())):
         assert len(sequence.tokens) == len(sequence.logprobs) > 0
