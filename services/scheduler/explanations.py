@@ -12,7 +12,7 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 from services.common.errors import TinkermeshError, UnknownId
 from services.common.ids import RequestId, parse_request_id
 from services.scheduler.results import Results
-from services.scheduler.store.requests import Head, RequestReader
+from services.scheduler.store.requests import Head
 from services.scheduler.watch_events import event, final_event
 
 log = logging.getLogger(__name__)
@@ -35,8 +35,7 @@ class Listener(Protocol):
 class Explanations:
     """Answers questions a few at a time, beside the settlements that must not wait for them."""
 
-    def __init__(self, reader: RequestReader, results: Results, explainer: Explainer) -> None:
-        self._reader = reader
+    def __init__(self, results: Results, explainer: Explainer) -> None:
         self._results = results
         self._explainer = explainer
         self._asked: deque[tuple[Listener, str, str]] = deque()
@@ -66,9 +65,8 @@ class Explanations:
 
     async def _explanation(self, tenant_id: str, request_id: str) -> pb.WatchEvent:
         request = parse_request_id(request_id)
-        head = (await self._reader.heads([request]))[0]
-        small = await self._results.small([(request, head)]) if head and head.settled else {}
-        final = final_event(request_id, tenant_id, head, small.get(request))
+        head, result = (await self._results.answers([request]))[0]
+        final = final_event(request_id, tenant_id, head, result)
         if final is not None or head is None:
             return final or event(request_id, tenant_id, pb.WATCH_STATE_UNKNOWN)
         state, reason = await self._explainer.explain(request, head)

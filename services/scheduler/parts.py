@@ -76,7 +76,7 @@ def assemble(settings: Settings, redis: Redis, functions: Functions, notices: No
     pepper = load_pepper(Path(settings.pepper_file))
     limits = limits_of(settings)
     registry_store, session_store = RegistryStore(redis, functions), SessionStore(redis, functions)
-    sampling_store, reader = SamplingStore(redis, functions), RequestReader(redis)
+    sampling_store, reader = SamplingStore(redis, functions), RequestReader(redis, functions)
     directory = Directory(registry_store, notices, valid_ms=int(settings.registration_seconds * 1000))
     artifacts = open_artifacts(settings, pepper)
     results = Results(reader)
@@ -105,8 +105,8 @@ def assemble(settings: Settings, redis: Redis, functions: Functions, notices: No
     )
     cancellation = Cancellation(sampling_store, reader, fleet, limits)
     sessions = Sessions(session_store, training.models, cancellation, keep_ms=limits.retention_ms)
-    explanations = Explanations(reader, results, QueueStates(training.models, directory))
-    watches = WatchHub(reader, results, explanations, notices)
+    explanations = Explanations(results, QueueStates(training.models, directory))
+    watches = WatchHub(results, explanations, notices)
     front = Front(lambda: watches.streams)
     intake = Intake(
         training=training.admission,

@@ -8,7 +8,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import ContractViolation, Forbidden, Gone, Pending, UnknownId
 from services.common.ids import RequestId, parse_request_id
-from services.scheduler.store.requests import Head, RequestReader, ResultParts
+from services.scheduler.store.requests import Head, Reading, RequestReader, ResultParts
 
 INLINE_BYTES = 32 << 10
 
@@ -32,15 +32,13 @@ class Results:
         parts = (await self._reader.results([request]))[0]
         return await self._assemble(request, parts)
 
-    async def small(self, requests: Sequence[tuple[RequestId, Head]]) -> dict[RequestId, types.Result]:
-        """The inline results among settled `requests`; what is missing is fetched by `whole`."""
-        wanted = [request for request, head in requests if 0 < head.result_bytes <= INLINE_BYTES]
-        parts = await self._reader.results(wanted)
-        found = ((request, part) for request, part in zip(wanted, parts, strict=True) if not part.upload)
-        return {request: _stored(request, part) for request, part in found}
+    async def answers(self, requests: Sequence[RequestId]) -> list[tuple[Head | None, types.Result | None]]:
+        """What decides each request's answer, and its result where it is settled and small; `whole` reads others."""
+        readings = await self._reader.readings(requests, INLINE_BYTES)
+        return [(found.head, _small(request, found)) for request, found in zip(requests, readings, strict=True)]
 
     async def _assemble(self, request: RequestId, parts: ResultParts) -> bytes:
-        if not parts.upload:
+        if not parts.in_segments:
             return parts.whole or _stored(request, parts).SerializeToString()
         segments = await self._reader.segments(request.pool, parts.upload, parts.segments)
         if None in segments:
@@ -53,6 +51,10 @@ def _parsed(request_id: str) -> RequestId:
         return parse_request_id(request_id)
     except UnknownId as error:
         raise Gone(error.message) from error
+
+
+def _small(request: RequestId, found: Reading) -> types.Result | None:
+    return None if found.head is None or found.parts is None else _stored(request, found.parts)
 
 
 def _stored(request: RequestId, parts: ResultParts) -> types.Result:

@@ -21,7 +21,7 @@ from services.common.ids import RequestId, parse_request_id
 from services.scheduler.explanations import Explanations
 from services.scheduler.results import Results
 from services.scheduler.store.notices import Notices
-from services.scheduler.store.requests import Head, RequestReader
+from services.scheduler.store.requests import Head
 from services.scheduler.watch_events import final_event
 
 log = logging.getLogger(__name__)
@@ -62,8 +62,7 @@ class WatchStream:
 class WatchHub:
     """All open waits of this process."""
 
-    def __init__(self, reader: RequestReader, results: Results, explanations: Explanations, notices: Notices) -> None:
-        self._reader = reader
+    def __init__(self, results: Results, explanations: Explanations, notices: Notices) -> None:
         self._results = results
         self._explanations = explanations
         self._streams: set[WatchStream] = set()
@@ -159,12 +158,10 @@ class WatchHub:
 
     async def _check(self, request_ids: list[str]) -> None:
         parsed = self._parse(request_ids)
-        heads = await self._reader.heads(parsed)
-        settled = [(request, head) for request, head in zip(parsed, heads, strict=True) if head and head.settled]
-        small = await self._results.small(settled)
+        answers = await self._results.answers(parsed)
         now = asyncio.get_running_loop().time()
-        for request, head in zip(parsed, heads, strict=True):
-            self._answer(str(request), head, small.get(request), now)
+        for request, (head, result) in zip(parsed, answers, strict=True):
+            self._answer(str(request), head, result, now)
 
     def _parse(self, request_ids: Iterable[str]) -> list[RequestId]:
         parsed = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,6 +12,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.ids import RequestId
 from services.scheduler.store import keys
+from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
 
 _HEAD = ("request_id", "tenant", "state", "expires_ms", "result_bytes", "op", "kind", "parent", "seq")
@@ -35,8 +37,23 @@ class Head:
 
 
 class RequestReader:
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, functions: Functions) -> None:
         self._redis = cast("Any", redis)
+        self._call = functions.call
+
+    async def readings(self, requests: Sequence[RequestId], limit: int) -> list[Reading]:
+        """In their order: heads, and results of settled requests up to `limit` bytes; one call per pool."""
+        pools: dict[str, list[RequestId]] = {}
+        for request in requests:
+            pools.setdefault(request.pool, []).append(request)
+        answers = await asyncio.gather(*(self._read_pool(pool, asked, limit) for pool, asked in pools.items()))
+        found = dict(pair for pairs in answers for pair in pairs)
+        return [found[request] for request in requests]
+
+    async def _read_pool(self, pool: str, requests: Sequence[RequestId], limit: int) -> list[tuple[RequestId, Reading]]:
+        asked = [request.key for request in requests]
+        now_ms, rows = await self._call("requests_read", [keys.pool_prefix(pool)], limit, *asked)
+        return [(r, _reading(r, row, int(now_ms))) for r, row in zip(requests, rows, strict=True)]
 
     async def heads(self, requests: Sequence[RequestId]) -> list[Head | None]:
         """One pipeline; None where the id never existed, is of an earlier generation, or has expired."""
@@ -78,6 +95,26 @@ class ResultParts:
     upload: str
     segments: int
     batch: dict[int, bytes]  # first datum index -> serialized v1.BatchResult
+
+    @property
+    def in_segments(self) -> bool:
+        """A later, whole answer (such as "expired") replaces what lies in segments."""
+        return self.whole is None and self.upload != ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`parts` is None while the request is pending, and for results that are read by themselves."""
+
+    head: Head | None
+    parts: ResultParts | None
+
+
+def _reading(request: RequestId, row: Sequence[Any], now_ms: int) -> Reading:
+    fields, whole, flat = row
+    batch = {int(first): part for first, part in zip(flat[::2], flat[1::2], strict=True)}
+    parts = ResultParts(whole, "", 0, batch) if whole is not None or batch else None
+    return Reading(_head(request, fields, now_ms), parts)
 
 
 def _head(request: RequestId, row: Sequence[bytes | None], now_ms: int) -> Head | None:

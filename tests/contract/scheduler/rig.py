@@ -138,7 +138,7 @@ class Mesh:
         self.trainer = FakeTrainer(root, facts=self.facts)
         self.replicas: list[Replica] = []
         self.redis: Redis = connect(url)
-        self.results = Results(RequestReader(self.redis, functions))
+        self.results = Results(RequestReader(self.redis, Functions(self.redis)))
 
     async def start(self, *, replicas: int = 1) -> None:
         await cast("Any", self.redis.sadd(keys.POOLS, POOL))
