@@ -63,14 +63,23 @@ def counters(address: str) -> admin_pb2.AdminPool:
 
 
 def train(tenants: list[Tenant], steps: int, batch: int) -> None:
+    """One step ahead of the results, so that work of both tenants is waiting whenever the trainer is free."""
     plans = [gull_radio.batches(t.datums, batch, steps) for t in tenants]
-    for number, step in enumerate(zip(*plans, strict=True), start=1):
-        sent = [tenant.submit(datums) for tenant, datums in zip(tenants, step, strict=True)]
-        for tenant, datums, (backward, optim) in zip(tenants, step, sent, strict=True):
-            tenant.losses.append(float(backward.result().metrics["loss:sum"]) / gull_radio.weight(datums))
-            optim.result()
-        losses = "   ".join(f"{t.name} {t.losses[-1]:.2f}" for t in tenants)
-        console.print(f"step {number:2d}   {losses}", highlight=False)
+    waiting: list[tuple[Any, ...]] = []
+    for step in zip(*plans, strict=True):
+        waiting.append((step, [tenant.submit(datums) for tenant, datums in zip(tenants, step, strict=True)]))
+        if len(waiting) > 1:
+            collect(tenants, *waiting.pop(0))
+    for left in waiting:
+        collect(tenants, *left)
+
+
+def collect(tenants: list[Tenant], step: tuple[list[types.Datum], ...], sent: list[tuple[Any, Any]]) -> None:
+    for tenant, datums, (backward, optim) in zip(tenants, step, sent, strict=True):
+        tenant.losses.append(float(backward.result().metrics["loss:sum"]) / gull_radio.weight(datums))
+        optim.result()
+    losses = "   ".join(f"{tenant.name} {tenant.losses[-1]:.2f}" for tenant in tenants)
+    console.print(f"step {len(tenants[0].losses):2d}   {losses}", highlight=False)
 
 
 def show(tenants: list[Tenant], before: admin_pb2.AdminPool, after: admin_pb2.AdminPool) -> int:

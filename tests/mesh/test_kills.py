@@ -87,6 +87,16 @@ def test_a_lost_step_would_be_seen(mesh: MeshProcesses, tmp_path: Path) -> None:
     assert states[0] != states[1]
 
 
+def test_kill_of_redis_loses_nothing_FUT_05(replicated: MeshProcesses, tmp_path: Path) -> None:
+    run = start_scenario(tmp_path, replicated.environment, BASE_MODEL, "--rounds", "3")
+    run.wait_mark("round 1")
+    replicated.kill("redis")
+    replicated.wait_restarted("redis", 1)
+    check_scenario(run.report(), vocab=512, tolerance=0.0)
+    assert set(datum_counts(replicated.journal()).values()) == {1}
+    assert set(unit_counts(replicated.journal()).values()) == {1}
+
+
 def test_dropped_replies_do_not_repeat_units_IDEM_14(replicated: MeshProcesses, tmp_path: Path) -> None:
     rules = [{"kind": kind, "action": "drop_reply", "times": 0} for kind in ("pass", "optim", "init", "save")]
     replicated.inject("trainer", [dict(rule) for rule in rules])
