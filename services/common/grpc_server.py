@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import grpc
-from grpc_channelz.v1 import channelz
+from grpc_channelz.v1 import channelz, channelz_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -14,6 +14,7 @@ from services.common.frames import FRAME_BYTES
 from services.common.grpc_boundary import ErrorBoundary
 from services.common.telemetry import server_interceptors
 
+CHANNELZ = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
 MAX_MESSAGE_BYTES = 4 * FRAME_BYTES
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -41,7 +42,8 @@ class GrpcServer:
         self._names = ("", *service_names)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server)
+        listed = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME, CHANNELZ)
+        reflection.enable_server_reflection(listed, self.server)
         channelz.add_channelz_servicer(self.server)  # type: ignore[arg-type]  # takes both kinds of server
         self.port = 0
 

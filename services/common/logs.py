@@ -1,6 +1,7 @@
 """Structured logs: one JSON object per line, with the ids bound to the current task.
 
 Bound names are request_id, model_id, tenant_id, unit_id; the trace id is added while tracing.
+A line about another request than the current task's binds that request's own trace_id.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _bound: ContextVar[dict[str, str] | None] = ContextVar("tinkermesh_log_ids", def
 
 @contextmanager
 def bind(**ids: str) -> Iterator[None]:
-    """Add `ids` to every record logged inside the block."""
-    token = _bound.set({**(_bound.get() or {}), **ids})
+    """Add `ids` to every record logged inside the block; empty ones are left out."""
+    known = {name: value for name, value in ids.items() if value}
+    token = _bound.set({**(_bound.get() or {}), **known})
     try:
         yield
     finally:
@@ -44,7 +46,7 @@ class JsonFormatter(logging.Formatter):
             **(_bound.get() or {}),
         }
         if trace_id := current_trace_id():
-            entry["trace_id"] = trace_id
+            entry.setdefault("trace_id", trace_id)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
@@ -54,3 +56,4 @@ def configure(service: str, level: str = "INFO") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)

@@ -51,23 +51,40 @@ class Call:
 Handler = Callable[[Call], Awaitable[Response]]
 
 
-def endpoint(gateway: Gateway, path: str, handler: Handler, methods: Sequence[str] = ("POST",)) -> Route:
-    """A route under /api/v1 whose handler runs authenticated and whose failures are JSON answers."""
+def endpoint(
+    gateway: Gateway, path: str, handler: Handler, methods: Sequence[str] = ("POST",), *, begins_trace: bool = True
+) -> Route:
+    """A route under /api/v1 whose handler runs authenticated and whose failures are JSON answers.
+
+    What clients send over and over, such as polls and heartbeats, is traced only inside a trace of theirs.
+    """
     full = PREFIX + path
 
+    async def answer(request: Request) -> Response:
+        try:
+            tenant = gateway.auth.tenant_of(request.headers)
+            with logs.bind(tenant_id=tenant):
+                return await handler(Call(gateway, request, tenant))
+        except TinkermeshError as error:
+            return _failed(request, error)
+        except Exception:  # noqa: BLE001 - the process boundary
+            log.exception("unexpected error in %s %s", request.method, full)
+            return internal_error_response()
+
     async def serve(request: Request) -> Response:
-        with telemetry.server_span(f"{request.method} {full}", request.headers, {"http.route": full}):
-            try:
-                tenant = gateway.auth.tenant_of(request.headers)
-                with logs.bind(tenant_id=tenant):
-                    return await handler(Call(gateway, request, tenant))
-            except TinkermeshError as error:
-                return _failed(request, error)
-            except Exception:  # noqa: BLE001 - the process boundary
-                log.exception("unexpected error in %s %s", request.method, full)
-                return internal_error_response()
+        name, attributes = f"{request.method} {full}", {"http.route": full}
+        with telemetry.server_span(name, request.headers, attributes, begin=begins_trace):
+            response = await answer(request)
+            _note_status(response.status_code)
+            return response
 
     return Route(full, serve, methods=list(methods))
+
+
+def _note_status(status: int) -> None:
+    telemetry.annotate({"http.response.status_code": status})
+    if status >= 500:
+        telemetry.failed(f"HTTP {status}")
 
 
 def _failed(request: Request, error: TinkermeshError) -> Response:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common import telemetry
+from services.common import logs, telemetry
 from services.common.errors import InvalidInput
 from services.gateway.endpoint import Call
 from services.gateway.fingerprint import fingerprint
+
+log = logging.getLogger(__name__)
 
 _MAX_REASON_CHARACTERS = 2000
 
@@ -68,4 +71,6 @@ def _request(call: Call, prepared: Prepared) -> pb.SubmitRequest:
 async def _submit(call: Call, request: pb.SubmitRequest, payload: bytes) -> pb.SubmitReply:
     reply = await call.gateway.scheduler.submit(request, payload)
     telemetry.annotate({"tinkermesh.request_id": reply.request_id, "tinkermesh.model_id": reply.model_id})
+    with logs.bind(request_id=reply.request_id, model_id=reply.model_id):
+        log.info("accepted %s", request.command.WhichOneof("body"))
     return reply

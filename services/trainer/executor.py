@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from services.trainer.engine import DatumResult
 from services.trainer.failures import AgreedFailure, RanksDiverged, Status
 from services.trainer.passes import PassLimits, PreparedPass
 from services.trainer.slot_commands import SlotCommands
+
+log = logging.getLogger(__name__)
 
 
 class Executed(NamedTuple):
@@ -44,9 +47,10 @@ class Executor:
                 executed = self._dispatch(kind, unit, payload, traceparent)
             except AgreedFailure as error:
                 executed = Executed(pb.UnitOutcome(failure=error.failure()), b"")
-        executed.outcome.unit_id = unit.unit_id
-        executed.outcome.payload_bytes = len(executed.payload)
-        executed.outcome.execute_seconds = time.perf_counter() - started
+            executed.outcome.unit_id = unit.unit_id
+            executed.outcome.payload_bytes = len(executed.payload)
+            executed.outcome.execute_seconds = time.perf_counter() - started
+            _log(unit, executed.outcome)
         return executed
 
     def _dispatch(self, kind: str, unit: pb.Unit, payload: bytes, traceparent: str) -> Executed:
@@ -122,6 +126,16 @@ class Executor:
             destination.meta.layout.CopyFrom(self.commands.table.entry(slot).layout)
             self.writer.submit(Artifact(unit.unit_id, image, destination, traceparent))
         return pb.UnitOutcome(slots=[outcome], artifact_pending=True)
+
+
+def _log(unit: pb.Unit, outcome: pb.UnitOutcome) -> None:
+    """One line per unit, with the requests it packs as far as the unit names them."""
+    kind = unit.WhichOneof("work") or ""
+    named = {"pass": getattr(unit, "pass").items, "optim": unit.optim.steps}.get(kind, ())
+    requests = dict.fromkeys(item.request_id for item in named)
+    failed = f", failed: {outcome.failure.message}" if outcome.HasField("failure") else ""
+    with logs.bind(request_id=" ".join(requests)):
+        log.info("%s: %.3f s%s", kind, outcome.execute_seconds, failed)
 
 
 def _check_meta(unit: pb.Unit, meta: pb.ArtifactMeta, commands: SlotCommands) -> None:

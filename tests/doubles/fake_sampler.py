@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1 import sampler_pb2_grpc as pb_grpc
 from tinkermesh.v1 import scheduler_pb2, types_pb2
 
+from services.common import logs, telemetry
 from services.common.errors import Busy, ServerError, Unavailable
 from services.common.grpc_boundary import Context
 from services.common.grpc_server import GrpcServer
@@ -24,10 +26,11 @@ from tests.doubles import arithmetic, generation, published
 from tests.doubles.fake_trainer import POOL, trainer_facts
 from tests.doubles.faults import Faults
 from tests.doubles.journal import Journal
-from tests.doubles.process import serve_until_signal
+from tests.doubles.process import run_service, serve_until_signal
 from tests.doubles.registration import register_for_ever
 from tests.doubles.unit_runner import die_if
 
+log = logging.getLogger(__name__)
 SERVICE = pb.DESCRIPTOR.services_by_name["Sampler"].full_name
 MAX_ADAPTERS = 8
 MAX_RUNNING = 64
@@ -164,6 +167,13 @@ class FakeSampler(pb_grpc.SamplerServicer):
         return pb.AbortReply(was_running=task is not None and task.cancel())
 
     async def _generate(self, request: pb.SampleRequest) -> types_pb2.SampleResult:
+        ids = {"request_id": request.request_id}
+        with logs.bind(**ids), telemetry.span("sampler.sample", {**ids, "adapter": request.adapter.name or "base"}):
+            result = await self._sample(request)
+            log.info("sampled %d sequences with %s", len(result.sequences), request.adapter.name or "base")
+            return result
+
+    async def _sample(self, request: pb.SampleRequest) -> types_pb2.SampleResult:
         due = self.faults.due("sample")
         held = self._load(request.adapter) if request.HasField("adapter") else None
         if held is not None:
@@ -232,4 +242,5 @@ async def _main(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(_arguments()))
+    parsed = _arguments()
+    run_service("sampler", parsed.sampler_id, _main(parsed))

@@ -23,7 +23,7 @@ from services.common.grpc_boundary import Context
 from services.common.grpc_server import GrpcServer
 from tests.doubles.faults import Faults
 from tests.doubles.journal import Journal
-from tests.doubles.process import serve_until_signal
+from tests.doubles.process import run_service, serve_until_signal
 from tests.doubles.registration import register_for_ever
 from tests.doubles.unit_book import Recorded, UnitBook
 from tests.doubles.unit_runner import Slot, UnitRunner
@@ -205,4 +205,5 @@ async def _main(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(_arguments()))
+    parsed = _arguments()
+    run_service("trainer", parsed.trainer_id, _main(parsed))

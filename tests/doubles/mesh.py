@@ -36,7 +36,7 @@ CALL_SECONDS = 60.0
 
 
 class DoubledMesh(LocalMesh):
-    """LocalMesh with the doubles where trainer and sampler were, and more variables for the control plane."""
+    """LocalMesh with the doubles where trainer and sampler were, and more variables for all processes."""
 
     def __init__(
         self, settings: LocalSettings, variables: dict[str, str], trainer_options: Sequence[str], separate: list[str]
@@ -80,6 +80,7 @@ class DoubledMesh(LocalMesh):
             readiness=Readiness.GRPC_HEALTH,
             log_file=self.settings.logs / f"{name}.log",
             port_file=port_file,
+            environment=self._variables,
         )
 
 
@@ -197,7 +198,7 @@ class MeshProcesses(RunningMesh):
     """Real control plane, doubled engines.
 
     `separate_gateways`: every gateway on a port of its own (`gateway_urls`) instead of one shared
-    socket. `variables` are added to the environment of gateways and schedulers.
+    socket. `variables` are added to the environment of all processes.
     """
 
     def __init__(

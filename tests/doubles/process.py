@@ -1,10 +1,14 @@
-"""What the doubles share as processes: the port file and the wait for SIGTERM."""
+"""What the doubles share as processes: logs and traces, the port file and the wait for SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
+
+from services.common import logs, telemetry
 
 
 def write_port_file(path: Path, port: int) -> None:
@@ -21,3 +25,13 @@ async def serve_until_signal(address: str, port_file: Path | None) -> None:
     if port_file is not None:
         write_port_file(port_file, int(address.rsplit(":", 1)[1]))
     await stop.wait()
+
+
+def run_service(service: str, instance: str, main: Coroutine[Any, Any, None]) -> None:
+    """`main` between what every service does at its start and its end."""
+    logs.configure(service)
+    telemetry.configure(service, instance)
+    try:
+        asyncio.run(main)
+    finally:
+        telemetry.shutdown()

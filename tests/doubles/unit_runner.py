@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common import logs, telemetry
 from services.common.datum_blocks import Datum, block_bytes, decode
 from services.common.errors import InvalidInput, TinkermeshError, UserError
 from services.common.tinker_path import TinkerPath
@@ -21,6 +23,8 @@ from tests.doubles.arithmetic import SlotWeights
 from tests.doubles.faults import Faults, Rule
 from tests.doubles.journal import Journal
 from tests.doubles.unit_book import Recorded
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -44,7 +48,14 @@ class UnitRunner:
     reply_dropped: set[str] = field(default_factory=set)
 
     async def run(self, unit: pb.Unit, payload: bytes) -> Recorded:
+        """Spans and log lines are named as the real trainer's."""
         kind = str(unit.WhichOneof("work"))
+        with logs.bind(unit_id=unit.unit_id), telemetry.span(f"trainer.{kind}", {"unit_id": unit.unit_id}):
+            recorded = await self._run(unit, payload, kind)
+            log.info("%s: %.3f s", kind, recorded[0].execute_seconds)
+            return recorded
+
+    async def _run(self, unit: pb.Unit, payload: bytes, kind: str) -> Recorded:
         due = self.faults.due(kind)
         await self._before(due)
         started = time.monotonic()
@@ -171,13 +182,14 @@ class UnitRunner:
     async def _publish(
         self, unit_id: str, directory: str, meta: pb.ArtifactMeta, state: dict[str, object]
     ) -> pb.ArtifactOutcome:
-        due = self.faults.due("publish")
-        await self._before(due)
-        if any(rule.action in ("fail", "fail_user") for rule in due):
-            return pb.ArtifactOutcome(unit_id=unit_id, failure=failure("injected failure of a publication"))
-        version, size = published.publish(self.store_root, directory, meta, state)
-        await self._after(due)
-        return pb.ArtifactOutcome(unit_id=unit_id, version_directory=version, size_bytes=size)
+        with telemetry.span("trainer.publish", {"unit_id": unit_id}):
+            due = self.faults.due("publish")
+            await self._before(due)
+            if any(rule.action in ("fail", "fail_user") for rule in due):
+                return pb.ArtifactOutcome(unit_id=unit_id, failure=failure("injected failure of a publication"))
+            version, size = published.publish(self.store_root, directory, meta, state)
+            await self._after(due)
+            return pb.ArtifactOutcome(unit_id=unit_id, version_directory=version, size_bytes=size)
 
     def _slot_outcome(self, slot: int, metrics: dict[str, float] | None = None) -> pb.SlotOutcome:
         return pb.SlotOutcome(slot=slot, load_number=self.slots[slot].load_number, metrics=metrics or {})

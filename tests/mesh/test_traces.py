@@ -87,7 +87,7 @@ def submitted(post: str) -> list[str]:
 
 
 def check_training_trace(spans: list[Span], post: str, kind: str, request_id: str) -> None:
-    """POST < Submit < Submit, under it queue, unit and settle, under the unit Execute < Execute < the trainer's work."""
+    """POST, Submit; under that queue, unit and settle; under the unit Execute and the trainer's work."""
     root = named(spans, f"POST /api/v1/{post}", "gateway")
     assert root.parent_id == CLIENT_SPAN
     assert root.attributes["tinkermesh.request_id"] == request_id

@@ -53,7 +53,7 @@ def routes(gateway: Gateway) -> list[Route]:
             return await _retrieve(call)
 
     return [
-        endpoint(gateway, "/retrieve_future", retrieve_future),
+        endpoint(gateway, "/retrieve_future", retrieve_future, begins_trace=False),
         endpoint(gateway, "/cancel_future", cancel_future),
     ]
 

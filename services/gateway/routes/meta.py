@@ -17,7 +17,7 @@ def routes(gateway: Gateway) -> list[Route]:
         endpoint(gateway, "/get_server_capabilities", get_server_capabilities, ("GET",)),
         endpoint(gateway, "/client/config", client_config),
         endpoint(gateway, "/client/dynamic_config", client_dynamic_config),
-        endpoint(gateway, "/telemetry", telemetry),
+        endpoint(gateway, "/telemetry", telemetry, begins_trace=False),
     ]
 
 

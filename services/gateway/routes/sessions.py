@@ -24,7 +24,7 @@ _MAX_DETAIL_CHARACTERS = 4096
 def routes(gateway: Gateway) -> list[Route]:
     return [
         endpoint(gateway, "/create_session", create_session),
-        endpoint(gateway, "/session_heartbeat", session_heartbeat),
+        endpoint(gateway, "/session_heartbeat", session_heartbeat, begins_trace=False),
         endpoint(gateway, "/sessions/{session_id}/finish", finish_session),
     ]
 

@@ -12,6 +12,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Gone, StaleFence, TinkermeshError, Unavailable, UnknownId, UserError
 from services.common.tinker_path import SAMPLER_WEIGHTS, WEIGHTS, TinkerPath
+from services.scheduler.dispatch import reports, traces
 from services.scheduler.dispatch.client import TrainerClient
 from services.scheduler.ports import SnapshotSink
 from services.scheduler.store.commands import CommandCache, StoredCommand
@@ -76,25 +77,33 @@ class Publications:
             return pb.ArtifactOutcome(unit_id=ref.unit_id, failure=lost)
 
     async def _settle(self, ref: pb.UnitRef, key: str, name: str, outcome: pb.ArtifactOutcome) -> None:
+        started = traces.now_ms()
         stored = (await self._commands.get(self._pool, [key])).get(key)
+        failed = await self._settled(ref, key, name, outcome, stored)
+        if stored is not None:
+            reports.report(stored, "fail" if failed else "done", failed, started)
+
+    async def _settled(
+        self, ref: pb.UnitRef, key: str, name: str, outcome: pb.ArtifactOutcome, stored: StoredCommand | None
+    ) -> str:
+        """Why it failed, "" when it did not."""
         if outcome.HasField("failure") or stored is None:
             failed = outcome.failure
-            await self._fail(ref, key, failed.category or SERVER, failed.message)
-            return
+            return await self._fail(ref, key, failed.category or SERVER, failed.message)
         try:
             result, path = await self._published(stored, name, outcome.version_directory)
         except UserError as error:
-            await self._fail(ref, key, USER, error.message)
-            return
+            return await self._fail(ref, key, USER, error.message)
         except Unavailable:
             raise
         except TinkermeshError as error:
-            await self._fail(ref, key, SERVER, error.message)
-            return
+            return await self._fail(ref, key, SERVER, error.message)
         await self._store.artifact_done(self._pool, ref.term, key, result.SerializeToString(), path)
+        return ""
 
-    async def _fail(self, ref: pb.UnitRef, key: str, category: int, message: str) -> None:
+    async def _fail(self, ref: pb.UnitRef, key: str, category: int, message: str) -> str:
         await self._store.artifact_failed(self._pool, ref.term, key, category, message)
+        return message or "no cause given"
 
     async def _published(self, stored: StoredCommand, name: str, directory: str) -> tuple[types.Result, str]:
         if stored.command.WhichOneof("body") == "save_weights":

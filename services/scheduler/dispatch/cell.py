@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tinkermesh.v1 import trainer_pb2 as pb
@@ -20,7 +20,7 @@ from services.scheduler.core.fairness import charged
 from services.scheduler.core.plans import OptimPlan, PassPlan, Plan, UnloadPlan
 from services.scheduler.core.select import Policy, select
 from services.scheduler.core.view import Clock
-from services.scheduler.dispatch import traces
+from services.scheduler.dispatch import reports, traces
 from services.scheduler.dispatch.artifacts import Publications
 from services.scheduler.dispatch.client import Outcome, TrainerClient
 from services.scheduler.dispatch.payload import gather, size
@@ -30,7 +30,7 @@ from services.scheduler.dispatch.units import Prepared, new_unit, optim_unit, pa
 from services.scheduler.store.commands import CommandCache, StoredCommand
 from services.scheduler.store.payloads import PayloadStore
 from services.scheduler.store.ready import ReadyReader
-from services.scheduler.store.training import RunningUnit, Settlement, TrainingStore
+from services.scheduler.store.training import RunningUnit, TrainingStore
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,8 @@ class Cell:
         unit.term = self._term
         prepared = Prepared(unit, tuple(running.items))
         stored = await self._parts.commands.get(self._pool, prepared.keys)
-        await self._finish(prepared, stored, await self._recovered(prepared, stored))
+        with logs.bind(unit_id=unit.unit_id), traces.unit_span(prepared, stored):
+            await self._finish(prepared, stored, await self._recovered(prepared, stored))
 
     async def turn(self) -> bool:
         """Runs one unit, or settles one command that needs none. False: nothing is ready."""
@@ -129,7 +130,9 @@ class Cell:
         try:
             return await self._parts.slot_units.build(self._pool, unit, plan, stored[key])
         except UserError as error:
+            started = traces.now_ms()
             await self._parts.store.refuse(self._pool, self._term, key, error.message)
+            reports.report(stored[key], "fail", error.message, started)
             return None
 
     async def _run(self, prepared: Prepared, stored: dict[str, StoredCommand], clock: Clock) -> None:
@@ -200,13 +203,12 @@ class Cell:
         unit_id = prepared.unit.unit_id
         entries = settlements(prepared, outcome)
         await self._parts.store.settle(self._pool, self._term, unit_id, entries)
-        traces.record_settled(stored.values(), started)
+        reports.report_unit(prepared, stored, entries, started)
         captured = [item.k for item, entry in zip(prepared.items, entries, strict=True) if entry.action == "captured"]
         for key in captured:
             self._publications.watch(self._ref(unit_id), key, artifact_name(prepared.unit))
         if not captured:
             await self._acknowledge([unit_id])
-        _log_failures(prepared, entries)
 
     async def _acknowledge(self, unit_ids: list[str]) -> None:
         """Lets the trainer drop payloads; should this be lost, the next leader's takeover repeats it."""
@@ -230,11 +232,3 @@ def _refused(prepared: Prepared, message: str) -> Outcome:
     """The outcome of a unit that could not run as it stands: nothing of it took effect."""
     failed = types.Failure(category=types.FAILURE_CATEGORY_SERVER, message=message)
     return Outcome(pb.UnitOutcome(unit_id=prepared.unit.unit_id, failure=failed), b"")
-
-
-def _log_failures(prepared: Prepared, entries: Sequence[Settlement]) -> None:
-    for item, entry in zip(prepared.items, entries, strict=True):
-        if entry.action in ("fail", "quarantine", "alone"):
-            log.warning(
-                "unit %s: %s of model %s: %s %s", prepared.unit.unit_id, item.o, item.m, entry.action, entry.data
-            )
