@@ -43,7 +43,7 @@ class TrainingAdmission:
             raise UnknownId(f"model_id {model} is not known; create the model first")
         submission = _submission(request, model, seq, len(payload), traceparent)
         if not submission.rejected:
-            submission = replace(submission, payload=await self._payloads.prepare(pool, payload))
+            submission = replace(submission, payload=await self._payloads.prepare(pool, submission.key, payload))
         admitted = await self._admit(pool, request, submission)
         if admitted.admitted_ms:
             self._commands.remember(pool, _stored(request, submission, admitted))

@@ -78,6 +78,7 @@ class Driver:
                 await self._drive(pool, term, trainer)
             except TrainerLost:
                 log.warning("pool %s: trainer incarnation %s is gone", pool, trainer.incarnation)
+                await asyncio.sleep(RETRY_SECONDS)
             except Unavailable as error:
                 log.warning("pool %s: %s", pool, error)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -95,6 +96,8 @@ class Driver:
         cell = Cell(pool, term, trainer.incarnation, client, publications, parts, policy, still_serving)
         self._started(pool)
         try:
+            if (await client.describe()).incarnation != trainer.incarnation:
+                raise TrainerLost(trainer.incarnation)  # it has restarted and registers in a moment
             await cell.take_over(trainer.facts.slots)
             await self._turns(pool, cell, trainer.incarnation)
         finally:
@@ -103,17 +106,19 @@ class Driver:
             await client.close()
 
     async def _turns(self, pool: str, cell: Cell, incarnation: str) -> None:
-        """Unit after unit, until the trainer is another one, drained or gone."""
+        """Unit after unit until another incarnation serves; none while the trainer is drained or away."""
         loop = asyncio.get_running_loop()
-        check_at = loop.time()
+        check_at, serving = loop.time(), False
         while not self._stopping:
-            if loop.time() >= check_at:
+            if loop.time() >= check_at or not serving:
                 trainer = await self._directory.trainer(pool)
-                if trainer is None or trainer.incarnation != incarnation:
+                if trainer is not None and trainer.incarnation != incarnation:
                     return
-                check_at = loop.time() + CHECK_SECONDS
+                check_at, serving = loop.time() + CHECK_SECONDS, trainer is not None
             self._wakes[pool].clear()
-            if not await cell.turn() and not await self._woken(pool, IDLE_SECONDS):
+            if serving and await cell.turn():
+                continue
+            if not await self._woken(pool, IDLE_SECONDS):
                 await cell.rest()
 
     async def _woken(self, pool: str, seconds: float) -> bool:

@@ -13,6 +13,9 @@ log = logging.getLogger(__name__)
 PERIOD_SECONDS = 1.0
 REPAIR_SECONDS = 30.0
 RESULTS_PER_CALL = 200
+PURGES_PER_SWEEP = 20
+KEEP_ROWS_MS = 24 * 3600 * 1000
+"""How long a closed model and its idempotency rows outlive their session."""
 
 
 class Sweeper:
@@ -24,12 +27,14 @@ class Sweeper:
         gap_timeout_ms: int,
         period_seconds: float = PERIOD_SECONDS,
         repair_seconds: float = REPAIR_SECONDS,
+        keep_rows_ms: int = KEEP_ROWS_MS,
     ) -> None:
         self._store = store
         self._payloads = payloads
         self._gap_timeout_ms = gap_timeout_ms
         self._period = period_seconds
         self._repair_every = repair_seconds
+        self._keep_rows_ms = keep_rows_ms
 
     async def run(self, pool: str, term: int) -> None:
         """Raises StaleFence, Unavailable."""
@@ -49,7 +54,11 @@ class Sweeper:
         while expired == RESULTS_PER_CALL:
             expired = await self._store.expire_results(pool, RESULTS_PER_CALL)
         await self._payloads.drop_blobs(pool)
+        for _ in range(PURGES_PER_SWEEP):
+            if not await self._store.purge(pool, self._keep_rows_ms):
+                break
 
     async def _repair(self, pool: str, term: int) -> None:
+        await self._payloads.drop_orphans(pool)
         if tried := await self._store.repair(pool, term):
             log.warning("pool %s: %d quarantined slots are unloaded once more", pool, tried)

@@ -138,6 +138,11 @@ def closed(pool: str) -> str:
     return _pool(pool, "closed")
 
 
+def rows(pool: str, model_id: str) -> str:
+    """Set of the request keys of a model, so that all of them can go with it."""
+    return _pool(pool, f"rows:{model_id}")
+
+
 def pool_session_models(pool: str, session_id: str) -> str:
     """Set of the session's model ids in this pool."""
     return _pool(pool, f"session_models:{session_id}")

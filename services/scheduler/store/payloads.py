@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import uuid
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -21,6 +22,7 @@ from services.scheduler.store.outages import reaching_redis
 SEGMENT_BYTES = 512 << 10
 REDIS_LIMIT_BYTES = 8 << 20
 UPLOAD_TTL_SECONDS = 600
+ORPHAN_SECONDS = 3600.0
 BLOB_PREFIX = "blob-"
 
 
@@ -54,6 +56,10 @@ class BlobStore(Protocol):
         ...
 
     async def delete(self, name: str) -> None: ...
+
+    async def older_than(self, seconds: float) -> list[str]:
+        """Names of blobs written longer ago."""
+        ...
 
 
 class FileBlobs:
@@ -96,6 +102,13 @@ class FileBlobs:
     async def delete(self, name: str) -> None:
         await asyncio.to_thread((self._directory / name).unlink, missing_ok=True)
 
+    async def older_than(self, seconds: float) -> list[str]:
+        return await asyncio.to_thread(self._older_than, time.time() - seconds)
+
+    def _older_than(self, unix_seconds: float) -> list[str]:
+        files = self._directory.glob(f"{BLOB_PREFIX}*")
+        return [file.name for file in files if file.stat().st_mtime < unix_seconds]
+
 
 class PayloadStore:
     def __init__(self, redis: Redis, blobs: BlobStore, *, redis_limit: int = REDIS_LIMIT_BYTES) -> None:
@@ -103,13 +116,13 @@ class PayloadStore:
         self._blobs = blobs
         self._limit = redis_limit
 
-    async def prepare(self, pool: str, payload: bytes) -> Pending:
+    async def prepare(self, pool: str, key: str, payload: bytes) -> Pending:
         """A large payload is written to the shared store now; the segments of others go with the admission."""
         if not payload:
             return NOTHING
         name = uuid.uuid4().hex
         if len(payload) > self._limit:
-            name = f"{BLOB_PREFIX}{pool}-{name}"
+            name = f"{BLOB_PREFIX}{pool}.{key}.{name}"
             await self._blobs.put(name, payload)
             return Pending(Upload(name, 1), {})
         parts = [payload[at : at + SEGMENT_BYTES] for at in range(0, len(payload), SEGMENT_BYTES)]
@@ -131,6 +144,21 @@ class PayloadStore:
         offset = first * SEGMENT_BYTES
         data: bytes = b"".join(found)
         return data[start - offset : end - offset]
+
+    async def drop_orphans(self, pool: str, age_seconds: float = ORPHAN_SECONDS) -> int:
+        """Deletes files of commands that were never admitted, or whose rows no longer name them."""
+        dropped = 0
+        for name in await self._blobs.older_than(age_seconds):
+            owner, _, rest = name.removeprefix(BLOB_PREFIX).partition(".")
+            if owner == pool and await self._upload_of(pool, rest.partition(".")[0]) != name:
+                await self._blobs.delete(name)
+                dropped += 1
+        return dropped
+
+    async def _upload_of(self, pool: str, key: str) -> str:
+        with reaching_redis():
+            upload = await self._redis.hget(keys.req(pool, key), "upload")
+        return (upload or b"").decode()
 
     async def drop_blobs(self, pool: str, limit: int = 100) -> int:
         """Deletes the files of blobs whose commands have settled."""

@@ -195,5 +195,9 @@ class TrainingStore:
         arguments = (term, self._retention, timeout_ms)
         return int(await self._call("train_expire_gaps", [keys.pool_prefix(pool)], *arguments))
 
+    async def purge(self, pool: str, keep_ms: int) -> bool:
+        """One portion of rows of long closed models whose session is over; False: none is left."""
+        return bool(await self._call("train_purge", [keys.pool_prefix(pool)], keep_ms))
+
     async def expire_results(self, pool: str, limit: int = 200) -> int:
         return int(await self._call("expire_results", [keys.pool_prefix(pool)], limit))

@@ -130,8 +130,8 @@ async def test_claim_and_enqueue_are_one_step_IDEM_10(mesh: Mesh) -> None:
     admission = cast("Any", mesh.replicas[0].training.admission)
     prepare, lost = admission._payloads.prepare, True
 
-    async def losing(pool: str, payload: bytes) -> Any:
-        pending = await prepare(pool, payload)
+    async def losing(pool: str, key: str, payload: bytes) -> Any:
+        pending = await prepare(pool, key, payload)
         return pending._replace(segments={}) if lost else pending
 
     admission._payloads.prepare = losing

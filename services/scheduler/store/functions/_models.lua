@@ -141,13 +141,21 @@ local function advance(context, id)
   end
 end
 
--- Stops admission; accepted commands run, then the model closes. One that still waits for a
+local function every_slot_taken(context)
+  local holders = redis.call('HVALS', context.prefix .. ':slots')
+  for _, holder in ipairs(holders) do
+    if holder == '' then return false end
+  end
+  return #holders > 0
+end
+
+-- Stops admission; accepted commands run, then the model closes. One that waits in vain for a
 -- slot closes at once.
 local function end_model(context, id, reason)
   local row = model_row(context, id)
   local state, ending, inflight = unpack(redis.call('HMGET', row, 'state', 'ending', 'inflight'))
   if not state or state == 'closed' or ending == '1' then return end
-  if state == 'creating' and tonumber(inflight or 0) == 0 then
+  if state == 'creating' and tonumber(inflight or 0) == 0 and every_slot_taken(context) then
     close_model(context, id, USER, reason)
     return
   end

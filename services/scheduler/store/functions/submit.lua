@@ -13,6 +13,7 @@ local function store_row(context, a, request_id)
     'pack', a.pack, 'datums', a.datums, 'tokens', a.tokens, 'issued', '0', 'reported', '0', 'flying', '0',
     'command', a.command, 'upload', a.upload, 'segments', a.segments, 'payload_bytes', a.payload_bytes,
     'traceparent', a.traceparent, 'rejected', a.rejected, 'units', '', 'admitted_ms', int(context.now))
+  redis.call('SADD', context.prefix .. ':rows:' .. a.model, a.key)
   keep_segments(context.prefix, a.upload, a.segments)
   return arrival
 end

@@ -6,6 +6,7 @@ register('train_close_session', function(keys, args)
   redis.call('SET', context.prefix .. ':ended:' .. args[2], '1', 'EX', 86400)
   local models = redis.call('SMEMBERS', context.prefix .. ':session_models:' .. args[2])
   for _, id in ipairs(models) do
+    redis.call('HSET', model_row(context, id), 'session_over', '1')
     if args[5] == '1' then
       end_model(context, id, args[4])
     else
@@ -33,6 +34,38 @@ register('train_expire_gaps', function(keys, args)
   context.wake = true
   finish(context)
   return #due
+end)
+
+local PURGED_PER_CALL = 500
+
+-- Rows of a model whose session is over, in portions; true when nothing of it is left.
+local function purge(prefix, id)
+  local rows = redis.call('SPOP', prefix .. ':rows:' .. id, PURGED_PER_CALL)
+  for _, key in ipairs(rows) do
+    redis.call('UNLINK', prefix .. ':req:' .. key, prefix .. ':out:' .. key)
+    redis.call('ZREM', prefix .. ':expiring', key)
+  end
+  if #rows == PURGED_PER_CALL then return false end
+  local session = redis.call('HGET', prefix .. ':model:' .. id, 'session')
+  redis.call('SREM', prefix .. ':session_models:' .. session, id)
+  redis.call('UNLINK', prefix .. ':model:' .. id, prefix .. ':names:' .. id, prefix .. ':rows:' .. id)
+  return true
+end
+
+-- args: keep_ms. Forgets models that closed longer ago and whose session is over: until then a retry
+-- must find its row (IDEM-06). Answers how many rows or models may be left to do.
+register('train_purge', function(keys, args)
+  local prefix, now = keys[1], now_ms()
+  local closed = prefix .. ':closed'
+  local due = redis.call('ZRANGEBYSCORE', closed, '-inf', int(now - tonumber(args[1])), 'LIMIT', 0, 1)
+  if #due == 0 then return 0 end
+  local over = redis.call('HGET', prefix .. ':model:' .. due[1], 'session_over')
+  if over ~= '1' then
+    redis.call('ZADD', closed, int(now), due[1])
+  elseif purge(prefix, due[1]) then
+    redis.call('ZREM', closed, due[1])
+  end
+  return 1
 end)
 
 local function lost_text(path)
