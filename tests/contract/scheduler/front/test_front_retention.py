@@ -1,0 +1,54 @@
+"""What of a sample stays, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+
+from redis.asyncio import Redis
+from tinkermesh.v1 import scheduler_pb2 as pb
+
+from services.scheduler.store import keys
+from services.scheduler.store.functions import Functions
+from services.scheduler.store.sampling import SamplingStore
+from tests.contract.scheduler.front.conftest import StartSampler
+from tests.contract.scheduler.front.mesh import ALICE, FrontMesh, base_sampler, result, sample_request, session
+
+
+async def test_result_goes_after_retention_its_row_with_its_session_IDEM_06(
+    mesh: FrontMesh, start_sampler: StartSampler, redis_client: Redis, functions: Functions
+) -> None:
+    replica = await mesh.replica(retention_seconds=0.4)
+    await start_sampler()
+    session_id = await session(replica)
+    sampler = await base_sampler(replica, session_id)
+    reply = await replica.scheduler.Submit(sample_request(sampler, 0))
+    await result(replica, reply.request_id)
+    row = keys.req("double", reply.request_id.split(".")[1])
+    store = SamplingStore(redis_client, functions)
+
+    assert await store.sweep("double", 10, 100) in (0, 1)
+    await asyncio.sleep(0.5)
+    await store.sweep("double", 10, 100)
+    assert await redis_client.hget(row, "result") is None
+    assert await redis_client.hget(row, "fingerprint") is not None
+    assert await redis_client.ttl(row) == -1
+
+    await replica.scheduler.FinishSession(pb.FinishSessionRequest(tenant_id=ALICE, session_id=session_id))
+    await asyncio.sleep(0.6)  # the ended session's own rows have expired
+    await store.sweep("double", 10, 100)
+    assert await redis_client.exists(row) == 0
+    assert await redis_client.exists(keys.session(session_id)) == 0
+
+
+async def test_pending_sample_never_expires_FUT_04(mesh: FrontMesh, redis_client: Redis) -> None:
+    from tests.contract.scheduler.front.test_front_sessions import _any_pool
+
+    replica = await mesh.replica(retention_seconds=0.2)
+    await _any_pool(replica)
+    sampler = await base_sampler(replica, await session(replica))
+    reply = await replica.scheduler.Submit(sample_request(sampler, 0))
+    await asyncio.sleep(0.5)
+    row = keys.req("double", reply.request_id.split(".")[1])
+    assert await redis_client.hget(row, "state") in (b"queued", b"running")
+    assert await redis_client.ttl(row) == -1
+    assert (await replica.scheduler.Submit(sample_request(sampler, 0))).request_id == reply.request_id
