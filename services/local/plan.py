@@ -61,6 +61,7 @@ def scheduler(settings: LocalSettings, addresses: Addresses, number: int) -> Chi
             replica=name,
             redis_url=f"redis://{addresses.redis}/0",
             store_root=settings.store,
+            key_file=settings.key_file,
             pepper_file=settings.pepper_file,
             port_file=_port_file(settings, name),
         ),
