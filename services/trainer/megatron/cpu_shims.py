@@ -6,18 +6,12 @@ Each shim below answers exactly one of them; on a machine with CUDA nothing is t
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import random as megatron_random
-
-# glibc's mallopt: keep freed activations in the process instead of returning them to the
-# kernel, which would fault every page in again in the next pass.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEEP_BYTES, _MMAP_BYTES = 1 << 30, 32 << 20
 
 
 class _CpuRngTracker:
@@ -38,13 +32,3 @@ def apply() -> None:
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     megatron_random._CUDA_RNG_STATE_TRACKER = _CpuRngTracker()
     megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc not to give big blocks back to the kernel; without glibc, nothing happens."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(ctypes.c_int(_M_MMAP_THRESHOLD), ctypes.c_int(_MMAP_BYTES))
-    mallopt(ctypes.c_int(_M_TRIM_THRESHOLD), ctypes.c_int(_KEEP_BYTES))

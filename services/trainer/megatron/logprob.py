@@ -98,7 +98,7 @@ def _pieces(hidden: torch.Tensor, deltas: Sequence[Delta], rows: slice) -> list[
     for delta in deltas:
         start, end = max(delta.start, rows.start), min(delta.end, rows.stop)
         if start < end:
-            h = torch.mm(hidden[start:end], delta.weights.a.t())
+            h = torch.mm(hidden[start:end], delta.weights.a_t)
             pieces.append(_Piece(delta, slice(start - rows.start, end - rows.start), h))
     return pieces
 
@@ -139,8 +139,7 @@ class _Chunk:
         else:
             logits.copy_(torch.mm(hidden, self._weight.t()))
         for piece in self._pieces:
-            b = piece.delta.weights.b[0]
-            accumulate(logits[piece.rows], piece.hidden, b.t(), 1.0, piece.delta.scaling)
+            accumulate(logits[piece.rows], piece.hidden, piece.delta.weights.b_t[0], 1.0, piece.delta.scaling)
         return logits
 
     def backward(self, gradient: torch.Tensor, dhidden: torch.Tensor, started: set[int]) -> None:

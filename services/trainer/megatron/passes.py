@@ -88,7 +88,7 @@ class PassRunner:
             losses = position_losses(loss.name, logprobs, fields, loss.config)
             return torch.where(batch.valid[rows], losses, 0.0)
 
-        deltas = self._routing.deltas(LM_HEAD)
+        deltas = self._routing.deltas(LM_HEAD).present()
         return self._head.score(hidden, batch.targets, deltas, chunk_loss, backward=backward)
 
     def _packed(self, batch: MicroBatch) -> PackedSequences:

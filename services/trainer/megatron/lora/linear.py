@@ -14,18 +14,15 @@ windows.py adds them once before the optimizer step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from services.trainer.megatron.lora.routing import Delta
+from services.trainer.megatron.lora.routing import Delta, Deltas
 from services.trainer.megatron.nodes import run_node
 
 
-def apply_slot_linear(
-    x: torch.Tensor, weight: torch.Tensor, deltas: Sequence[Delta], anchor: torch.Tensor
-) -> torch.Tensor:
+def apply_slot_linear(x: torch.Tensor, weight: torch.Tensor, deltas: Deltas, anchor: torch.Tensor) -> torch.Tensor:
     """x [T, in], weight [out, in] -> [T, out].
 
     `anchor` requires grad while a backward is wanted, so that the first layer's node is
@@ -36,11 +33,10 @@ def apply_slot_linear(
 
 class _SlotLinear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, anchor: torch.Tensor, weight: torch.Tensor, deltas: Sequence[Delta]
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, anchor: torch.Tensor, weight: torch.Tensor, deltas: Deltas) -> torch.Tensor:
         y = torch.mm(x, weight.t())
-        hidden = [_add_delta(y, x, delta) for delta in deltas]
+        cuts = zip(_cut(x, deltas), _cut(y, deltas), deltas.items, strict=True)
+        hidden = [None if delta is None else _add_delta(xs, ys, delta) for xs, ys, delta in cuts]
         if anchor.requires_grad:
             ctx.save_for_backward(x)
             ctx.weight, ctx.deltas, ctx.hidden = weight, deltas, hidden
@@ -49,42 +45,54 @@ class _SlotLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x,) = ctx.saved_tensors
+        deltas: Deltas = ctx.deltas
         dy = dy.contiguous()
         dx = torch.mm(dy, ctx.weight) if ctx.needs_input_grad[0] else None
-        for delta, h in zip(ctx.deltas, ctx.hidden, strict=True):
-            backward_delta(dx, dy, x, h, delta)
+        dx_cuts = [None] * len(deltas.items) if dx is None else _cut(dx, deltas)
+        cuts = zip(dx_cuts, _cut(dy, deltas), _cut(x, deltas), ctx.hidden, deltas.items, strict=True)
+        for dxs, dys, xs, h, delta in cuts:
+            if delta is not None:
+                _backward_delta(dxs, dys, xs, h, delta)
         return dx, None, None, None
 
 
-def _add_delta(y: torch.Tensor, x: torch.Tensor, delta: Delta) -> torch.Tensor:
-    """Adds the delta to y in place; returns h = x Aᵀ [t, parts * r]."""
-    h = torch.mm(x[delta.start : delta.end], delta.weights.a.t())
-    column = 0
-    for i, b in enumerate(delta.weights.b):
-        part = y[delta.start : delta.end, column : column + b.shape[0]]
-        part.addmm_(h[:, i * delta.rank : (i + 1) * delta.rank], b.t(), alpha=delta.scaling)
-        column += b.shape[0]
+def _cut(tokens: torch.Tensor, deltas: Deltas) -> tuple[torch.Tensor, ...]:
+    """The rows of each segment, as views."""
+    return torch.split_with_sizes(tokens, deltas.lengths)
+
+
+def _add_delta(x: torch.Tensor, y: torch.Tensor, delta: Delta) -> torch.Tensor:
+    """x [t, in], y [t, out] of one segment: adds the delta to y; returns h = x Aᵀ [t, parts * r]."""
+    h = torch.mm(x, delta.weights.a_t)
+    if len(delta.weights.b) == 1:
+        y.addmm_(h, delta.weights.b_t[0], alpha=delta.scaling)
+        return h
+    columns = torch.split_with_sizes(y, delta.weights.outputs, 1)
+    for part, hidden, b_t in zip(columns, torch.chunk(h, len(delta.weights.b), 1), delta.weights.b_t, strict=True):
+        part.addmm_(hidden, b_t, alpha=delta.scaling)
     return h
 
 
-def backward_delta(dx: torch.Tensor | None, dy: torch.Tensor, x: torch.Tensor, h: torch.Tensor, delta: Delta) -> None:
-    """Writes dA and dB, adds to dx in place. x, dy, dx are the whole micro-batch's."""
+def _backward_delta(dx: torch.Tensor | None, dy: torch.Tensor, x: torch.Tensor, h: torch.Tensor, delta: Delta) -> None:
+    """Writes dA and dB of one segment, adds to dx. dx, x [t, in], dy [t, out], h [t, parts * r]."""
     gradients = delta.gradients
     if gradients is None:
         return
-    xs, dys = x[delta.start : delta.end], dy[delta.start : delta.end]
-    dh = torch.empty_like(h)
-    column = 0
-    for i, (b, db) in enumerate(zip(delta.weights.b, gradients.b, strict=True)):
-        dyi = dys[:, column : column + b.shape[0]]
-        part = slice(i * delta.rank, (i + 1) * delta.rank)
-        torch.mm(dyi, b, out=dh[:, part])
-        accumulate(db, dyi.t(), h[:, part], delta.beta, delta.scaling)
-        column += b.shape[0]
-    dh.mul_(delta.scaling)
-    accumulate(gradients.a, dh.t(), xs, delta.beta, 1.0)
+    weights, dh = delta.weights, torch.empty_like(h)
+    parts = zip(
+        torch.split_with_sizes(dy, weights.outputs, 1),
+        torch.chunk(h, len(weights.b), 1),
+        torch.chunk(dh, len(weights.b), 1),
+        weights.b,
+        gradients.b,
+        strict=True,
+    )
+    for dy_part, h_part, dh_part, b, db in parts:
+        torch.mm(dy_part, b, out=dh_part)
+        accumulate(db, dy_part.t(), h_part, delta.beta, delta.scaling)
+    accumulate(gradients.a, dh.t(), x, delta.beta, delta.scaling)
     if dx is not None:
-        dx[delta.start : delta.end].addmm_(dh, delta.weights.a)
+        dx.addmm_(dh, weights.a, alpha=delta.scaling)
 
 
 def accumulate(target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: float, alpha: float) -> None:

@@ -30,10 +30,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class GroupViews:
-    """`a` [parts * r, in]; `b` one [out, r] per part: views into one flat buffer."""
+    """Views into one flat buffer: `a` [parts * r, in], `b` one [out, r] per part, and their transposes."""
 
     a: torch.Tensor
     b: tuple[torch.Tensor, ...]
+    a_t: torch.Tensor
+    b_t: tuple[torch.Tensor, ...]
+    outputs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, a: torch.Tensor, b: tuple[torch.Tensor, ...]) -> GroupViews:
+        return cls(a, b, a.t(), tuple(part.t() for part in b), tuple(part.shape[0] for part in b))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,7 @@ class FlatPlan:
             entry = self.entries[first_a]
             rows = entry.shape[0] * len(bs)
             a = flat[entry.offset : entry.offset + rows * entry.shape[1]].view(rows, entry.shape[1])
-            found[key] = GroupViews(a, tuple(self.view(flat, self.entries[i]) for i in bs))
+            found[key] = GroupViews.of(a, tuple(self.view(flat, self.entries[i]) for i in bs))
         return found
 
     def view(self, flat: torch.Tensor, entry: Entry) -> torch.Tensor:

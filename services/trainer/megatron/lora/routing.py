@@ -28,7 +28,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One segment's work in one linear layer."""
+    """One segment's work in one linear layer; `gradients` None: no backward is wanted."""
 
     start: int
     end: int
@@ -39,6 +39,21 @@ class Delta:
     beta: float
 
 
+@dataclass(frozen=True, slots=True)
+class Deltas:
+    """The segments' work in one linear layer, in token order.
+
+    `lengths` cut the micro-batch's tokens into segments; `items` has one entry for each, None
+    where the slot's adapter has no weights in this layer.
+    """
+
+    lengths: tuple[int, ...]
+    items: tuple[Delta | None, ...]
+
+    def present(self) -> list[Delta]:
+        return [item for item in self.items if item is not None]
+
+
 class Routing:
     """Holds the segments of the micro-batch in flight; one per engine.
 
@@ -47,28 +62,33 @@ class Routing:
 
     def __init__(self) -> None:
         self._segments: Sequence[Segment] = ()
+        self._lengths: tuple[int, ...] = ()
 
     @contextmanager
     def use(self, segments: Sequence[Segment]) -> Iterator[None]:
+        """`segments` cover the micro-batch's tokens without a gap."""
         self._segments = segments
+        self._lengths = tuple(segment.end - segment.start for segment in segments)
         try:
             yield
         finally:
-            self._segments = ()
+            self._segments, self._lengths = (), ()
 
-    def deltas(self, key: GroupKey) -> list[Delta]:
-        """The segments whose adapter has weights in group `key`, in token order."""
-        return [_delta(segment, key) for segment in self._segments if key in segment.slot.compute.groups]
+    def deltas(self, key: GroupKey) -> Deltas:
+        return Deltas(self._lengths, tuple(_delta(segment, key) for segment in self._segments))
 
 
-def _delta(segment: Segment, key: GroupKey) -> Delta:
+def _delta(segment: Segment, key: GroupKey) -> Delta | None:
     slot = segment.slot
+    weights = slot.compute.groups.get(key)
+    if weights is None:
+        return None
     return Delta(
         segment.start,
         segment.end,
         slot.scaling,
         slot.layout.rank,
-        slot.compute.groups[key],
+        weights,
         segment.gradients.groups[key] if segment.gradients is not None else None,
         0.0 if segment.first else 1.0,
     )
