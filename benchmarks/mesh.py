@@ -113,7 +113,7 @@ def doubled(slots: int) -> Iterator[RunningMesh]:
 
 
 @contextmanager
-def real(model: Path, model_name: str) -> Iterator[RunningMesh]:
-    """The real trainer behind the same control plane; no sampler."""
-    with running(LocalMesh, model=model, model_name=model_name, sampler=False) as mesh:
+def real(model: Path, model_name: str, *, sampler: bool) -> Iterator[RunningMesh]:
+    """The real trainer, and the real sampler if wanted, behind the same control plane."""
+    with running(LocalMesh, model=model, model_name=model_name, sampler=sampler) as mesh:
         yield mesh

@@ -15,7 +15,7 @@ TENANTS, TOKENS, VOCABULARY = 8, 16, 49_152
 
 def run(quick: bool) -> list[Figure]:
     repetitions, steps = (2, 1) if quick else (7, 4)
-    with real(ensure(), NAME) as mesh, ClientProcess(mesh.base_url, mesh.keys(TENANTS)) as client:
+    with real(ensure(), NAME, sampler=False) as mesh, ClientProcess(mesh.base_url, mesh.keys(TENANTS)) as client:
         client.do("open", base_model=NAME, vocabulary=VOCABULARY, models=TENANTS, tokens=TOKENS)
         client.do("start_heartbeats", period=10.0)
         variants = {"together": _variant(client, steps, True), "alone": _variant(client, steps, False)}

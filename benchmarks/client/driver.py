@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from benchmarks.client.gateway import Gateway
 from benchmarks.client.heartbeats import Heartbeats
 from benchmarks.client.model import Model, open_model
+from benchmarks.client.sampling import sample
 from benchmarks.client.wakeups import Wakeups
 from benchmarks.datums import datum, draw
 
@@ -23,11 +24,13 @@ class Driver:
         address = urlsplit(base_url)
         self._gateways = [Gateway(address.hostname or "", address.port or 80, key) for key in keys]
         self._models: list[Model] = []
+        self._base_model = ""
         self._heartbeats: Heartbeats | None = None
         self._wakeups: Wakeups | None = None
 
     async def open(self, base_model: str, vocabulary: int, models: int, tokens: int, datums: int = 1) -> None:
         """`models` sessions with one model each, in turns over the keys; every batch has its own tokens."""
+        self._base_model = base_model
         for number in range(models):
             gateway = self._gateways[number % len(self._gateways)]
             batch = [datum(row) for row in draw(datums, tokens, vocabulary, seed=number)]
@@ -64,6 +67,10 @@ class Driver:
             for model in self._models:
                 await _steps(model, count)
         return time.perf_counter() - started
+
+    async def samples(self, tokens: int) -> None:
+        """Every model's session samples `tokens` tokens from the base model, all at once."""
+        await asyncio.gather(*(sample(model, self._base_model, tokens) for model in self._models))
 
     async def start_heartbeats(self, period: float) -> None:
         self._heartbeats = Heartbeats(self._models, period)
