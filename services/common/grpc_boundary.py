@@ -6,6 +6,7 @@ it is logged with its traceback and answered as INTERNAL without its text.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -48,9 +49,10 @@ class ErrorBoundary(Interceptor):
         if handler is None:
             return handler
         method = handler_call_details.method
-        if handler.response_streaming:
-            return _rebuild(handler, _guard_stream(_behaviour(handler), method))
-        return _rebuild(handler, _guard_unary(_behaviour(handler), method))
+        behaviour = _behaviour(handler)
+        # A streaming handler may also be a coroutine that writes to its context, as Health.Watch is.
+        guard = _guard_stream if inspect.isasyncgenfunction(behaviour) else _guard_unary
+        return _rebuild(handler, guard(behaviour, method))
 
 
 def _behaviour(handler: Handler) -> Callable[[Any, Context], Any]:

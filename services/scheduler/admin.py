@@ -9,8 +9,9 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common.errors import Gone, UnknownId
 from services.common.grpc_boundary import Context
 from services.common.ids import ModelId, parse_request_id
-from services.scheduler.admin_reports import future_report, request_report, slot_report
+from services.scheduler.admin_reports import PENDING_STATES, future_report, head_of, request_report, slot_report
 from services.scheduler.directory import Directory
+from services.scheduler.explanations import Explainer
 from services.scheduler.results import Results
 from services.scheduler.store.overview import Overview
 from services.scheduler.store.registry import RegistryStore
@@ -31,6 +32,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         sessions: SessionStore,
         samples: SamplingStore,
         results: Results,
+        explainer: Explainer,
     ) -> None:
         self._overview = overview
         self._registry = registry
@@ -38,6 +40,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         self._sessions = sessions
         self._samples = samples
         self._results = results
+        self._explainer = explainer
 
     async def ListPools(self, request: pb.AdminListPoolsRequest, context: Context) -> pb.AdminListPoolsReply:
         return pb.AdminListPoolsReply(pools=[await self._pool(pool) for pool in await self._registry.pools()])
@@ -123,6 +126,8 @@ class Admin(admin_pb2_grpc.AdminServicer):
         if not row["request_id"]:
             raise UnknownId(f"request_id {request.request_id} is not known")
         report = request_report(row, await self._overview.now_ms())
+        if row["state"] in PENDING_STATES:
+            report.queue_state, report.queue_state_reason = await self._explainer.explain(parsed, head_of(row))
         if row["state"] == "failed":
             report.failure.CopyFrom(await self._failure(row["request_id"], row["tenant"]))
         return report

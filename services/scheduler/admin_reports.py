@@ -5,7 +5,9 @@ from __future__ import annotations
 from tinkermesh.v1 import admin_pb2 as pb
 
 from services.scheduler.store.overview import Row
+from services.scheduler.store.requests import Head
 
+PENDING_STATES = ("queued", "running")
 EVENTS = ("admitted", "issued", "captured", "settled")
 
 
@@ -45,6 +47,18 @@ def request_report(row: Row, now_ms: int) -> pb.RequestReport:
     for at, event in sorted(entry for entry in times if entry[0]):
         report.timeline.add(event=event, unix_ms=at, detail=_detail(event, row))
     return report
+
+
+def head_of(row: Row) -> Head:
+    return Head(
+        tenant_id=row["tenant"],
+        state=row["state"],
+        result_bytes=_number(row["result_bytes"]),
+        op=row["op"],
+        kind=row["kind"],
+        parent=row["parent"],
+        seq=_number(row["seq"]),
+    )
 
 
 def _detail(event: str, row: Row) -> str:

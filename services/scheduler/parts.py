@@ -105,7 +105,8 @@ def assemble(settings: Settings, redis: Redis, functions: Functions, notices: No
     )
     cancellation = Cancellation(sampling_store, reader, fleet, limits)
     sessions = Sessions(session_store, training.models, cancellation, keep_ms=limits.retention_ms)
-    explanations = Explanations(results, QueueStates(training.models, directory))
+    queue_states = QueueStates(training.models, directory)
+    explanations = Explanations(results, queue_states)
     watches = WatchHub(results, explanations, notices)
     front = Front(lambda: watches.streams)
     intake = Intake(
@@ -138,6 +139,7 @@ def assemble(settings: Settings, redis: Redis, functions: Functions, notices: No
         sessions=session_store,
         samples=sampling_store,
         results=results,
+        explainer=queue_states,
     )
     sweeper = Sweeper(
         settings.replica,

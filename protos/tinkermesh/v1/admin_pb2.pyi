@@ -616,11 +616,17 @@ class RequestReport(_message.Message):
     TIMELINE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    QUEUE_STATE_FIELD_NUMBER: _builtins.int
+    QUEUE_STATE_REASON_FIELD_NUMBER: _builtins.int
     seq_id: _builtins.int
     arrival: _builtins.int
     datums: _builtins.int
     datums_issued: _builtins.int
     traceparent: _builtins.str
+    queue_state: _builtins.str
+    """of a pending request: active | paused_capacity"""
+    queue_state_reason: _builtins.str
+    """why it has no outcome yet"""
     @_builtins.property
     def future(self) -> Global___FutureReport: ...
     @_builtins.property
@@ -641,10 +647,12 @@ class RequestReport(_message.Message):
         timeline: _abc.Iterable[Global___TimelineEntry] | None = ...,
         failure: _types_pb2.Failure | None = ...,
         traceparent: _builtins.str = ...,
+        queue_state: _builtins.str = ...,
+        queue_state_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "future", b"future"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "datums", b"datums", "datums_issued", b"datums_issued", "failure", b"failure", "future", b"future", "seq_id", b"seq_id", "timeline", b"timeline", "traceparent", b"traceparent", "unit_ids", b"unit_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "datums", b"datums", "datums_issued", b"datums_issued", "failure", b"failure", "future", b"future", "queue_state", b"queue_state", "queue_state_reason", b"queue_state_reason", "seq_id", b"seq_id", "timeline", b"timeline", "traceparent", b"traceparent", "unit_ids", b"unit_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

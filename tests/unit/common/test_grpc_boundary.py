@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tinkermesh.v1 import sampler_pb2, sampler_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 
 from services.common import errors
@@ -60,6 +61,13 @@ async def test_stream_keeps_type_after_a_message(peer) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stream.read()
     assert type(errors.from_rpc_error(caught.value)) is errors.StaleFence
+
+
+async def test_a_streaming_handler_that_is_a_coroutine_works_such_as_health_watch(peer) -> None:
+    _, channel = peer
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=5)
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    watch.cancel()
 
 
 async def test_a_bug_shows_no_text_SEC_11(peer, caplog: pytest.LogCaptureFixture) -> None:
