@@ -14,6 +14,7 @@ from services.common.errors import Gone, StaleFence, TinkermeshError, Unavailabl
 from services.common.tinker_path import SAMPLER_WEIGHTS, WEIGHTS, TinkerPath
 from services.scheduler.dispatch import reports, traces
 from services.scheduler.dispatch.client import TrainerClient
+from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.ports import SnapshotSink
 from services.scheduler.store.commands import CommandCache, StoredCommand
 from services.scheduler.store.training import TrainingStore
@@ -52,10 +53,7 @@ class Publications:
             log.error("a publication was not settled: %s", error, exc_info=error)
 
     async def cancel(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(list(self._tasks))
 
     async def _follow(self, ref: pb.UnitRef, key: str, name: str) -> None:
         while True:

@@ -21,6 +21,7 @@ from services.scheduler.core.plans import OptimPlan, PassPlan, Plan, UnloadPlan
 from services.scheduler.core.select import Policy, select
 from services.scheduler.core.view import Clock
 from services.scheduler.dispatch import reports, traces
+from services.scheduler.dispatch.acknowledger import Acknowledger
 from services.scheduler.dispatch.artifacts import Publications
 from services.scheduler.dispatch.client import Outcome, TrainerClient
 from services.scheduler.dispatch.payload import gather, size
@@ -73,6 +74,10 @@ class Cell:
         self._policy = policy
         self._still_serving = still_serving
         self._clock = Clock()
+        self._settled = Acknowledger(client, term, incarnation)
+
+    async def close(self) -> None:
+        await self._settled.close()
 
     async def take_over(self, slots: int) -> None:
         """Fences out older terms, adopts the slots and finishes what a former leader began.
@@ -88,8 +93,7 @@ class Cell:
         captured = await self._parts.ready.capturing(self._pool)
         for save in captured:
             self._publications.watch(self._ref(save.unit_id), save.key, save.name)
-        settled = set(known.finished_units) - {save.unit_id for save in captured}
-        await self._acknowledge(sorted(settled))
+        self._settled.add(set(known.finished_units) - {save.unit_id for save in captured})
 
     async def _resume(self, running: RunningUnit) -> None:
         unit = pb.Unit.FromString(running.work)
@@ -208,16 +212,7 @@ class Cell:
         for key in captured:
             self._publications.watch(self._ref(unit_id), key, artifact_name(prepared.unit))
         if not captured:
-            await self._acknowledge([unit_id])
-
-    async def _acknowledge(self, unit_ids: list[str]) -> None:
-        """Lets the trainer drop payloads; should this be lost, the next leader's takeover repeats it."""
-        if not unit_ids:
-            return
-        try:
-            await self._client.acknowledge(self._term, self._incarnation, unit_ids)
-        except Unavailable as error:
-            log.warning("units %s: settled, not acknowledged: %s", unit_ids, error)
+            self._settled.add([unit_id])
 
 
 def _keys(plan: Plan) -> list[str]:

@@ -102,6 +102,7 @@ class Driver:
             await self._turns(pool, cell, trainer.incarnation)
         finally:
             self._ended(pool)
+            await cell.close()
             await publications.cancel()
             await client.close()
 

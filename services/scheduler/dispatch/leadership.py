@@ -80,7 +80,8 @@ class Leadership:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await asyncio.shield(self._end(pool, term, running))
-        await asyncio.sleep(RETRY_SECONDS)
+        if not self._retired:
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _end(self, pool: str, term: int, running: Sequence[asyncio.Task[None]]) -> None:
         """All tasks end before the lease goes; the first failure is the one logged as the cause."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -19,6 +19,8 @@ _FIELDS = ("request_id", "tenant", "parent", "command", "upload", "segments", "t
 
 @dataclass(frozen=True, slots=True)
 class StoredCommand:
+    """`costs`: tokens per datum, input plus one label."""
+
     key: str
     request_id: str
     tenant: str
@@ -27,11 +29,11 @@ class StoredCommand:
     upload: Upload
     traceparent: str
     admitted_ms: int
+    costs: tuple[int, ...] = field(init=False)
 
-    @property
-    def costs(self) -> tuple[int, ...]:
-        """Tokens per datum: input plus one label."""
-        return tuple(length + 1 for length in self.command.batch.table.lengths)
+    def __post_init__(self) -> None:
+        costs = tuple(length + 1 for length in self.command.batch.table.lengths)
+        object.__setattr__(self, "costs", costs)  # once: a view asks for it before every unit
 
 
 class CommandCache:

@@ -80,6 +80,11 @@ async def test_a_scheduler_killed_between_steps_loses_and_repeats_nothing_ORD_11
         assert set(unit_counts(mesh.trainer.journal.entries).values()) == {1}
         assert await redis_client.scard("tm:{p:double}:units") == 0
 
+        async def acknowledged() -> bool:
+            return mesh.trainer.book.finished() == []
+
+        await mesh.until(acknowledged)
+
 
 async def test_killing_the_leader_again_and_again_keeps_order_and_count_ORD_11(
     valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
