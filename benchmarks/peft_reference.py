@@ -73,5 +73,11 @@ def _padded(datums: Sequence[Datum]) -> tuple[torch.Tensor, torch.Tensor, torch.
         n = datum.length
         tokens[row, :n], targets[row, :n] = datum.tokens, datum.targets[:, 0]
         weights[row, :n], mask[row, :n] = datum.fields["weights"][:, 0], 1
-    flat = (torch.from_numpy(array.reshape(-1, 1)) for array in (targets, weights))
-    return torch.from_numpy(tokens), *flat, None if mask.all() else torch.from_numpy(mask)
+    padding = None if mask.all() else torch.from_numpy(mask)
+    column = (-1, 1)
+    return (
+        torch.from_numpy(tokens),
+        torch.from_numpy(targets.reshape(column)),
+        torch.from_numpy(weights.reshape(column)),
+        padding,
+    )
