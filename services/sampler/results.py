@@ -35,7 +35,8 @@ def check_sequence(sequence: GeneratedSequence) -> None:
         raise ServerError(
             f"stage generating: the engine gave {len(sequence.tokens)} tokens and {len(sequence.logprobs)} logprobs"
         )
-    if not np.isfinite(sequence.logprobs).all():
+    scored = sequence.prompt_logprobs if sequence.prompt_logprobs is not None else np.zeros(0, np.float32)
+    if not (np.isfinite(sequence.logprobs).all() and np.isfinite(scored[1:]).all()):
         raise InvalidInput("the adapter gives logits that are not finite; sample from an earlier checkpoint")
 
 

@@ -17,7 +17,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.common.errors import InvalidInput
-from services.sampler.engine import lora_ops, prompt_logprobs, seeded_chunks, zero_adapter
+from services.sampler.engine import clean_blocks, lora_ops, prompt_logprobs, seeded_chunks, zero_adapter
 from services.sampler.engine.config import EngineConfig, engine_args
 from services.sampler.engine.driver import EngineDriver
 from services.sampler.engine.outputs import generated_sequence
@@ -32,6 +32,7 @@ class VllmSteps:
     """vLLM's synchronous engine as the driver's thread sees it."""
 
     def __init__(self, config: EngineConfig) -> None:
+        clean_blocks.enable()
         self.engine = LLMEngine.from_engine_args(engine_args(config))
         self.engine.collective_rpc(lora_ops.install)
         self.engine.collective_rpc(prompt_logprobs.install)

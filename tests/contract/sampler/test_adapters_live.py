@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -202,3 +203,28 @@ async def test_a_link_out_of_the_store_is_refused(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await client.load(AdapterRef(name="link@1", path="way-out"))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+async def test_an_adapter_with_broken_numbers_fails_its_own_requests_and_nobody_elses(
+    client: SamplerClient, sampler: SamplerProcess, make_adapter: AdapterMaker, value: float
+) -> None:
+    good, broken = make_adapter(f"good-{value}@1", seed=97), make_adapter(f"broken-{value}@1", seed=98)
+    file = sampler.store / broken.path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    for tensor in tensors.values():
+        tensor[0, 0] = value
+    save_file(tensors, file)
+    before, base = await client.greedy(PROMPT, 100, good), await client.greedy(PROMPT, 100)
+    # Side by side, and then on the blocks the broken requests have left behind.
+    for _ in range(2):
+        bad = [client.sample(body(PROMPT, max_tokens=100), broken) for _ in range(6)]
+        *failed, beside, base_beside = await asyncio.gather(
+            *bad, client.greedy(PROMPT, 100, good), client.greedy(PROMPT, 100), return_exceptions=True
+        )
+        assert all("not finite" in str(error) for error in failed)
+        assert beside.tokens == before.tokens
+        assert base_beside.tokens == base.tokens
+    prompts = [[7 + index, *PROMPT] for index in range(20)]
+    for prompt, scores in zip(prompts, await asyncio.gather(*(client.score(p) for p in prompts)), strict=True):
+        assert np.isfinite(scores[1:]).all(), prompt

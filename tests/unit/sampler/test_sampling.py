@@ -151,6 +151,7 @@ def sequence(**changes: object) -> GeneratedSequence:
         ({"tokens": np.zeros(0, np.int32), "logprobs": np.zeros(0, np.float32)}, ServerError),  # SAMP-06
         ({"logprobs": np.asarray([-1], np.float32)}, ServerError),  # SAMP-09
         ({"logprobs": np.asarray([-1, np.nan], np.float32)}, InvalidInput),
+        ({"prompt_logprobs": np.asarray([np.nan, -1, np.nan], np.float32)}, InvalidInput),
         ({"finish": "abort"}, Unavailable),
     ],
 )
