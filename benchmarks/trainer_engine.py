@@ -147,9 +147,7 @@ def main() -> None:
         CLOCK = time.process_time
     warnings.simplefilter("ignore")
     load = Workload(arguments.model or ensure(), arguments.threads)
-    figures = measure(
-        load, repetitions=1 if arguments.quick else int(os.environ.get("REPS", "5")), warmup=0 if arguments.quick else 1
-    )
+    figures = measure(load, repetitions=1 if arguments.quick else 5, warmup=0 if arguments.quick else 1)
     for figure in figures:
         low, high = figure.spread
         sys.stderr.write(f"{figure.name}: {figure.value:.3f} {figure.unit} [{low:.3f}, {high:.3f}] {figure.target}\n")
