@@ -20,3 +20,15 @@ def list_pools(addresses: str) -> list[pb.AdminPool]:
 def leader(addresses: str, pool: str) -> str:
     """The replica that holds the pool's lease, "" = none."""
     return next((p.leader for p in list_pools(addresses) if p.facts.pool == pool), "")
+
+
+def trainers(address: str) -> list[pb.TrainerReport]:
+    with grpc.insecure_channel(address) as channel:
+        reply: pb.ListTrainersReply = pb_grpc.AdminStub(channel).ListTrainers(pb.ListTrainersRequest(), timeout=10)
+        return list(reply.trainers)
+
+
+def samplers(address: str) -> list[pb.SamplerReport]:
+    with grpc.insecure_channel(address) as channel:
+        reply: pb.ListSamplersReply = pb_grpc.AdminStub(channel).ListSamplers(pb.ListSamplersRequest(), timeout=10)
+        return list(reply.samplers)

@@ -16,7 +16,7 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Documented:
-    """One bash block and, when the next block is JSON or text, what it is said to print."""
+    """One bash block and, when a JSON or text block follows at once, what it is said to print."""
 
     commands: tuple[str, ...]
     output: str
@@ -28,12 +28,12 @@ class Documented:
 
 def documented(text: str) -> Iterator[Documented]:
     """Every bash block, in order."""
-    blocks = _BLOCK.findall(text)
-    for place, (language, body) in enumerate(blocks):
-        if language == "bash":
-            kind, output = blocks[place + 1] if place + 1 < len(blocks) else ("", "")
+    for block in _BLOCK.finditer(text):
+        if block[1] == "bash":
+            following = _BLOCK.match(text, block.end() + 1)
+            kind, output = (following[1], following[2]) if following else ("", "")
             shown = kind in ("json", "text")
-            yield Documented(tuple(_commands(body)), output if shown else "", kind if shown else "")
+            yield Documented(tuple(_commands(block[2])), output if shown else "", kind if shown else "")
 
 
 def _commands(body: str) -> Iterator[str]:
