@@ -88,7 +88,7 @@ class Leadership:
         for error in await end_tasks(running):
             _log_end(pool, term, error)
         try:
-            await self._leases.release(pool, term, self._replica)
+            await self._leases.release(pool, term)
         except TinkermeshError as error:
             log.warning("pool %s: term %d not released: %s", pool, term, error)
 
@@ -99,7 +99,7 @@ class Leadership:
             await asyncio.sleep(self._renew_seconds)
             asked = loop.time()
             try:
-                renewed = await self._leases.renew(pool, term, self._replica, self._ttl_ms)
+                renewed = await self._leases.renew(pool, term, self._ttl_ms)
             except Unavailable as error:
                 if loop.time() > valid_until:
                     raise LeaseLost(f"not renewed in time: {error}") from error

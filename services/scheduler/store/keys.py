@@ -84,7 +84,7 @@ def samplers(pool: str) -> str:
 
 
 def lease(pool: str) -> str:
-    """Hash: term, replica, expires_ms (Redis TIME)."""
+    """Hash: term, replica, life (the holding process), expires_ms (Redis TIME)."""
     return _pool(pool, "lease")
 
 

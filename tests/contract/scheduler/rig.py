@@ -122,7 +122,7 @@ class Replica:
 class Deaf:
     """A lease store of a dead process: the release never arrives."""
 
-    async def release(self, pool: str, term: int, replica: str) -> None:
+    async def release(self, pool: str, term: int) -> None:
         return
 
 

@@ -137,14 +137,15 @@ async def test_a_released_lease_is_taken_at_once(valkey: ValkeyProcess, redis_cl
 
 
 async def test_terms_only_grow_and_an_old_one_writes_nothing_MESH_01(functions: Functions) -> None:
-    leases, store = LeaseStore(functions), TrainingStore(functions, 1000)
-    first = await leases.acquire("p", "one", 50)
-    assert (await leases.acquire("p", "two", 50)).term == 0
-    assert (await leases.acquire("p", "one", 50)).term == first.term
-    await asyncio.sleep(0.08)
-    second = await leases.acquire("p", "two", 5000)
+    one, two, store = LeaseStore(functions), LeaseStore(functions), TrainingStore(functions, 1000)
+    first = await one.acquire("p", "one", 300)
+    assert (await two.acquire("p", "two", 300)).term == 0
+    assert (await one.acquire("p", "one", 300)).term == first.term
+    await asyncio.sleep(0.4)
+    second = await two.acquire("p", "two", 60_000)
     assert second.term == first.term + 1
-    assert not await leases.renew("p", first.term, "one", 50)
+    assert not await one.renew("p", first.term, 300)
+    assert await two.renew("p", second.term, 60_000)
     with pytest.raises(StaleFence):
         await store.settle("p", first.term, "unit", [Settlement("unloaded")])
     with pytest.raises(StaleFence):
@@ -208,3 +209,8 @@ async def test_a_restarted_redis_goes_on_where_it_was_GAP_16(
         mesh.trainer.faults.remove(hold)
         await mesh.done(batch)
         assert (await mesh.done(await mesh.step(model, 2))).optim_step.metrics["window_datums"] == 2
+
+
+async def test_a_restarted_process_of_the_same_name_gets_a_term_of_its_own(functions: Functions) -> None:
+    assert (await LeaseStore(functions).acquire("p", "scheduler-0", 5000)).term == 1
+    assert (await LeaseStore(functions).acquire("p", "scheduler-0", 5000)).term == 0
