@@ -227,11 +227,30 @@ class MeshProcesses(RunningMesh):
         return read(self.settings.state_dir / f"{engine}.journal")
 
 
+class RealMesh(LocalMesh):
+    """LocalMesh with more variables for all processes."""
+
+    def __init__(self, settings: LocalSettings, variables: dict[str, str]) -> None:
+        self._variables = variables
+        super().__init__(settings)
+
+    def specs(self) -> Sequence[ChildSpec]:
+        return [replace(spec, environment={**spec.environment, **self._variables}) for spec in super().specs()]
+
+
 class RealMeshProcesses(RunningMesh):
     """Everything real: Megatron trainer and vLLM sampler on `model`, one compute thread each."""
 
-    def __init__(self, directory: Path, model: Path, *, gateways: int = 1, schedulers: int = 1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        model: Path,
+        *,
+        gateways: int = 1,
+        schedulers: int = 1,
+        variables: dict[str, str] | None = None,
+    ) -> None:
         settings = free_ports_settings(
             directory, model, str(model), gateways=gateways, schedulers=schedulers, threads=1, max_rank=16
         )
-        super().__init__(lambda: LocalMesh(settings))
+        super().__init__(lambda: RealMesh(settings, variables or {}))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.mesh import RealMeshProcesses
+from tests.doubles.otlp import Receiver
 from tools.make_tiny_qwen3 import build
 
 
@@ -18,7 +19,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def real_mesh(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[RealMeshProcesses]:
+def receiver() -> Iterator[Receiver]:
+    """What `real_mesh` exports of its traces."""
+    with Receiver() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def real_mesh(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, receiver: Receiver
+) -> Iterator[RealMeshProcesses]:
     """Two gateways, two schedulers, one trainer, one sampler: what `tinkermesh up` starts."""
-    with RealMeshProcesses(tmp_path_factory.mktemp("real"), tiny_model, gateways=2, schedulers=2) as mesh:
+    directory, variables = tmp_path_factory.mktemp("real"), {**receiver.environment, "no_proxy": "127.0.0.1"}
+    with RealMeshProcesses(directory, tiny_model, gateways=2, schedulers=2, variables=variables) as mesh:
         yield mesh
