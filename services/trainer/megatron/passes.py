@@ -15,7 +15,6 @@ from services.trainer.megatron.attention import PackedSequences, rotary_tables
 from services.trainer.megatron.logprob import OutputHead, Scores
 from services.trainer.megatron.lora.routing import Routing, Segment
 from services.trainer.megatron.lora.slots import SlotTable
-from services.trainer.megatron.lora.targets import LM_HEAD
 from services.trainer.megatron.model import BaseModel
 from services.trainer.megatron.packing import MicroBatch, Work, pack, share_for_rank
 from services.trainer.megatron.results import ResultBoard
@@ -88,7 +87,7 @@ class PassRunner:
             losses = position_losses(loss.name, logprobs, fields, loss.config)
             return torch.where(batch.valid[rows], losses, 0.0)
 
-        deltas = self._routing.deltas(LM_HEAD).present()
+        deltas = self._routing.head_deltas()
         return self._head.score(hidden, batch.targets, deltas, chunk_loss, backward=backward)
 
     def _packed(self, batch: MicroBatch) -> PackedSequences:
@@ -129,4 +128,4 @@ class PassRunner:
 
 
 def _trains_below_head(segments: Sequence[Segment]) -> bool:
-    return any(segment.slot.layout.train_attn or segment.slot.layout.train_mlp for segment in segments)
+    return any(segment.trains_below_head() for segment in segments)

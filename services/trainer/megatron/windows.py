@@ -17,6 +17,12 @@ from services.trainer.megatron.lora.slots import Flat, Slot, SlotTable
 from services.trainer.megatron.packing import MicroBatch
 from services.trainer.megatron.runtime import Runtime
 
+# Up to here the calls of small products cost more than their arithmetic, and one batched
+# product for a run of slots is cheaper; above it a slot's products are worth their own calls.
+BATCHED_TOKENS = 64
+
+Span = tuple[int, int, int]
+
 
 class PassGradients:
     """The gradients of one pass, not yet in any window."""
@@ -27,16 +33,59 @@ class PassGradients:
 
     def segments(self, batch: MicroBatch) -> list[Segment]:
         """Routes the micro-batch; the first segment of a slot in this pass overwrites its buffer."""
-        return [self._segment(*span) for span in batch.slot_spans()]
+        return [
+            self._run(run) if len(run) > 1 else self._segment(*run[0]) for run in self._runs(list(batch.slot_spans()))
+        ]
+
+    def _runs(self, spans: list[Span]) -> list[list[Span]]:
+        """Neighbouring slots that can share batched products; a span that cannot stands alone."""
+        runs: list[list[Span]] = []
+        for span in spans:
+            if runs and self._joins(runs[-1][-1], span):
+                runs[-1].append(span)
+            else:
+                runs.append([span])
+        return runs
+
+    def _joins(self, left: Span, right: Span) -> bool:
+        slot, neighbour = self._table.get(left[0]), self._table.get(right[0])
+        return (
+            right[0] == left[0] + 1
+            and slot.layout == neighbour.layout
+            and slot.compute is slot.weights
+            and right[2] - right[1] == left[2] - left[1] <= BATCHED_TOKENS
+            # Buffers of an earlier micro-batch need not be rows of one stack.
+            and not {left[0], right[0]} & self._buffers.keys()
+        )
+
+    def _run(self, spans: list[Span]) -> Segment:
+        first, slot = spans[0][0], self._table.get(spans[0][0])
+        weights = self._table.stacked(first, len(spans))
+        gradients = None
+        if self.wanted:
+            gradients = torch.empty_like(weights)
+            self._buffers |= {span[0]: Flat(slot.plan, row) for span, row in zip(spans, gradients, strict=True)}
+        singles = tuple(self._single(*span, first=True) for span in spans)
+        return Segment(
+            spans[0][1],
+            spans[-1][2],
+            slot.scaling,
+            slot.plan.views(weights),
+            None if gradients is None else slot.plan.views(gradients),
+            first=True,
+            singles=singles,
+        )
 
     def _segment(self, number: int, start: int, end: int) -> Segment:
-        slot = self._table.get(number)
-        if not self.wanted:
-            return Segment(slot, start, end, None, first=False)
         first = number not in self._buffers
-        if first:
-            self._buffers[number] = slot.take_buffer()
-        return Segment(slot, start, end, self._buffers[number], first=first)
+        if first and self.wanted:
+            self._buffers[number] = self._table.get(number).take_buffer()
+        return self._single(number, start, end, first=first)
+
+    def _single(self, number: int, start: int, end: int, *, first: bool) -> Segment:
+        slot = self._table.get(number)
+        gradients = self._buffers[number].groups if self.wanted else None
+        return Segment(start, end, slot.scaling, slot.compute.groups, gradients, first=first)
 
     def commit(self, slots: Iterable[int]) -> None:
         """Add to the windows of `slots`: those with a datum in the pass, on this rank or another."""

@@ -81,6 +81,29 @@ def test_eight_mixed_ranks_packed_equal_solo_beside_a_loss_a_million_times_large
     assert max(_largest_gap(swapped, Outcome(packed[6].results, other.gradients, other.before, other.after))) > 0.1
 
 
+@pytest.mark.parametrize("micro_batch_tokens", [4096, 40])
+def test_batched_run_of_equal_slots_equals_solo_PACK_07(
+    engine_for: Callable[..., MegatronEngine], micro_batch_tokens: int
+) -> None:
+    """Slots 1..4 have one layout and equally many tokens: they share batched products."""
+    engine = engine_for("qwen3", micro_batch_tokens=micro_batch_tokens)
+    datums = {slot: supervised(slot, 16) for slot in range(6)}
+    loud = {**datums, 2: scaled(datums[2], 1e6)}
+
+    def gradients(slots: list[int]) -> dict[int, dict[str, torch.Tensor]]:
+        for slot in datums:
+            randomize(engine, slot, layout(6, alpha=16.0 if slot == 5 else 32.0), seed=slot)
+        engine.run_pass([SlotDatum(slot, loud[slot]) for slot in slots], CROSS_ENTROPY, backward=True)
+        engine.run_pass([SlotDatum(slot, datums[slot]) for slot in slots], CROSS_ENTROPY, backward=True)
+        return {slot: engine.window_gradients(slot) for slot in slots}
+
+    packed = gradients([0, 1, 2, 3, 4, 5])
+    for slot in datums:
+        alone = gradients([slot])[slot]
+        assert max(relative(packed[slot][name], value) for name, value in alone.items()) <= TENSOR_TOLERANCE
+    assert max(relative(packed[0][name], value) for name, value in packed[1].items()) > 0.1
+
+
 def test_merged_optimizer_steps_are_bitwise_those_of_single_calls_PACK_06(
     engine_for: Callable[..., MegatronEngine],
 ) -> None:

@@ -61,15 +61,18 @@ def _cut(tokens: torch.Tensor, deltas: Deltas) -> tuple[torch.Tensor, ...]:
     return torch.split_with_sizes(tokens, deltas.lengths)
 
 
+def _stacked(tokens: torch.Tensor, delta: Delta) -> torch.Tensor:
+    """[t, n] as [count, t / count, n] when the segment is a run of slots."""
+    return tokens if delta.count == 1 else tokens.view(delta.count, -1, tokens.shape[-1])
+
+
 def _add_delta(x: torch.Tensor, y: torch.Tensor, delta: Delta) -> torch.Tensor:
     """x [t, in], y [t, out] of one segment: adds the delta to y; returns h = x Aᵀ [t, parts * r]."""
-    h = torch.mm(x, delta.weights.a_t)
-    if len(delta.weights.b) == 1:
-        y.addmm_(h, delta.weights.b_t[0], alpha=delta.scaling)
-        return h
-    columns = torch.split_with_sizes(y, delta.weights.outputs, 1)
-    for part, hidden, b_t in zip(columns, torch.chunk(h, len(delta.weights.b), 1), delta.weights.b_t, strict=True):
-        part.addmm_(hidden, b_t, alpha=delta.scaling)
+    weights = delta.weights
+    h = torch.matmul(_stacked(x, delta), weights.a_t)
+    columns = torch.split_with_sizes(_stacked(y, delta), weights.outputs, -1)
+    for part, hidden, b_t in zip(columns, torch.chunk(h, len(weights.b), -1), weights.b_t, strict=True):
+        accumulate(part, hidden, b_t, 1.0, delta.scaling)
     return h
 
 
@@ -80,26 +83,27 @@ def _backward_delta(dx: torch.Tensor | None, dy: torch.Tensor, x: torch.Tensor, 
         return
     weights, dh = delta.weights, torch.empty_like(h)
     parts = zip(
-        torch.split_with_sizes(dy, weights.outputs, 1),
-        torch.chunk(h, len(weights.b), 1),
-        torch.chunk(dh, len(weights.b), 1),
+        torch.split_with_sizes(_stacked(dy, delta), weights.outputs, -1),
+        torch.chunk(h, len(weights.b), -1),
+        torch.chunk(dh, len(weights.b), -1),
         weights.b,
         gradients.b,
         strict=True,
     )
     for dy_part, h_part, dh_part, b, db in parts:
-        torch.mm(dy_part, b, out=dh_part)
-        accumulate(db, dy_part.t(), h_part, delta.beta, delta.scaling)
-    accumulate(gradients.a, dh.t(), x, delta.beta, delta.scaling)
+        accumulate(dh_part, dy_part, b, 0.0, 1.0)
+        accumulate(db, dy_part.mT, h_part, delta.beta, delta.scaling)
+    accumulate(gradients.a, dh.mT, _stacked(x, delta), delta.beta, delta.scaling)
     if dx is not None:
-        dx.addmm_(dh, weights.a, alpha=delta.scaling)
+        accumulate(_stacked(dx, delta), dh, weights.a, 1.0, delta.scaling)
 
 
 def accumulate(target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: float, alpha: float) -> None:
-    """target = beta * target + alpha * left @ right; a lower-precision product is added in fp32."""
-    if left.dtype == target.dtype:
+    """target = beta * target + alpha * left @ right, per matrix; a lower-precision product is added in fp32."""
+    if left.dtype != target.dtype:
+        product = torch.matmul(left, right)
+        target.copy_(product).mul_(alpha) if beta == 0.0 else target.add_(product, alpha=alpha)
+    elif target.dim() == 2:
         target.addmm_(left, right, beta=beta, alpha=alpha)
-    elif beta == 0.0:
-        target.copy_(torch.mm(left, right)).mul_(alpha)
     else:
-        target.add_(torch.mm(left, right), alpha=alpha)
+        target.baddbmm_(left, right, beta=beta, alpha=alpha)

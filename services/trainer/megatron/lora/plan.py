@@ -30,7 +30,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class GroupViews:
-    """Views into one flat buffer: `a` [parts * r, in], `b` one [out, r] per part, and their transposes."""
+    """Views into one flat buffer: `a` [parts * r, in], `b` one [out, r] per part, and their transposes.
+
+    Of several buffers of one plan, stacked: the same with a leading dimension.
+    """
 
     a: torch.Tensor
     b: tuple[torch.Tensor, ...]
@@ -40,7 +43,7 @@ class GroupViews:
 
     @classmethod
     def of(cls, a: torch.Tensor, b: tuple[torch.Tensor, ...]) -> GroupViews:
-        return cls(a, b, a.t(), tuple(part.t() for part in b), tuple(part.shape[0] for part in b))
+        return cls(a, b, a.mT, tuple(part.mT for part in b), tuple(part.shape[-2] for part in b))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +58,23 @@ class FlatPlan:
     by_name: dict[str, Entry]
 
     def views(self, flat: torch.Tensor) -> dict[GroupKey, GroupViews]:
-        """The weights of each group as views into `flat` [size]."""
+        """The weights of each group as views into `flat` [size] or [n, size]."""
         found = {}
         for key, (first_a, bs) in self.groups.items():
             entry = self.entries[first_a]
-            rows = entry.shape[0] * len(bs)
-            a = flat[entry.offset : entry.offset + rows * entry.shape[1]].view(rows, entry.shape[1])
+            rows, columns = entry.shape[0] * len(bs), entry.shape[1]
+            a = _matrix(flat, entry.offset, rows, columns)
             found[key] = GroupViews.of(a, tuple(self.view(flat, self.entries[i]) for i in bs))
         return found
 
     def view(self, flat: torch.Tensor, entry: Entry) -> torch.Tensor:
         rows, columns = entry.shape
-        return flat[entry.offset : entry.offset + rows * columns].view(rows, columns)
+        return _matrix(flat, entry.offset, rows, columns)
+
+
+def _matrix(flat: torch.Tensor, offset: int, rows: int, columns: int) -> torch.Tensor:
+    """[..., rows, columns] out of [..., size], as a view."""
+    return flat.narrow(-1, offset, rows * columns).view(*flat.shape[:-1], rows, columns)
 
 
 def plan_adapter(model: Architecture, layout: Layout, tp_size: int) -> FlatPlan:

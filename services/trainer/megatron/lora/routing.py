@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from services.trainer.megatron.lora.plan import GroupViews
-from services.trainer.megatron.lora.slots import Flat, Slot
-from services.trainer.megatron.lora.targets import GroupKey
+from services.trainer.megatron.lora.targets import LM_HEAD, GroupKey
+
+Views = Mapping[GroupKey, GroupViews]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens [start, end) of the packed micro-batch use `slot`.
+    """Tokens [start, end) of the packed micro-batch use the adapter `weights`.
 
-    Gradients go to `gradients`: overwritten when `first` (its first micro-batch of the pass),
-    else added. A slot has at most one segment per micro-batch.
+    Gradients go to `gradients` (None: no backward is wanted): overwritten when `first` (the
+    slot's first micro-batch of the pass), else added. A slot has at most one segment per
+    micro-batch.
+
+    With `singles`, this is a run of neighbouring slots of one layout and equally many tokens,
+    whose views are stacked; `singles` are its slots one by one.
     """
-
-    slot: Slot
-    start: int
-    end: int
-    gradients: Flat | None
-    first: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """One segment's work in one linear layer; `gradients` None: no backward is wanted."""
 
     start: int
     end: int
     scaling: float
-    rank: int
+    weights: Views
+    gradients: Views | None
+    first: bool
+    singles: tuple[Segment, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return max(1, len(self.singles))
+
+    def one_by_one(self) -> tuple[Segment, ...]:
+        return self.singles or (self,)
+
+    def trains_below_head(self) -> bool:
+        return any(key != LM_HEAD for key in self.weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One segment's work in one linear layer; `count` > 1: its tokens and weights are stacked."""
+
+    start: int
+    end: int
+    count: int
+    scaling: float
     weights: GroupViews
     gradients: GroupViews | None
     beta: float
@@ -49,9 +66,6 @@ class Deltas:
 
     lengths: tuple[int, ...]
     items: tuple[Delta | None, ...]
-
-    def present(self) -> list[Delta]:
-        return [item for item in self.items if item is not None]
 
 
 class Routing:
@@ -77,18 +91,22 @@ class Routing:
     def deltas(self, key: GroupKey) -> Deltas:
         return Deltas(self._lengths, tuple(_delta(segment, key) for segment in self._segments))
 
+    def head_deltas(self) -> list[Delta]:
+        """The unembedding's, slot by slot."""
+        singles = [single for segment in self._segments for single in segment.one_by_one()]
+        return [delta for single in singles if (delta := _delta(single, LM_HEAD)) is not None]
+
 
 def _delta(segment: Segment, key: GroupKey) -> Delta | None:
-    slot = segment.slot
-    weights = slot.compute.groups.get(key)
+    weights = segment.weights.get(key)
     if weights is None:
         return None
     return Delta(
         segment.start,
         segment.end,
-        slot.scaling,
-        slot.layout.rank,
+        segment.count,
+        segment.scaling,
         weights,
-        segment.gradients.groups[key] if segment.gradients is not None else None,
+        segment.gradients[key] if segment.gradients is not None else None,
         0.0 if segment.first else 1.0,
     )

@@ -63,27 +63,39 @@ class Slot:
 
 
 class SlotTable:
-    """slot number -> Slot; an absent number is an empty slot."""
+    """slot number -> Slot; an absent number is an empty slot.
+
+    The weights of slots of one layout are rows of one arena, so that neighbours can be
+    multiplied in one batched product. Rows of empty slots are never touched, so cost no memory.
+    """
 
     def __init__(self, slots: int, device: torch.device, compute_dtype: torch.dtype) -> None:
         self._size, self._device, self._dtype = slots, device, compute_dtype
         self._slots: dict[int, Slot] = {}
+        self._arenas: dict[Layout, torch.Tensor] = {}
 
     def create(self, slot: int, layout: Layout, plan: FlatPlan) -> Slot:
         """A slot of zeros in place of whatever was there."""
-        self._check(slot)
-        weights = Flat(plan, torch.zeros(plan.size, dtype=torch.float32, device=self._device))
+        self.clear(slot)
+        if layout not in self._arenas:
+            self._arenas[layout] = torch.empty((self._size, plan.size), dtype=torch.float32, device=self._device)
+        row = self._arenas[layout][slot].zero_()
+        weights = Flat(plan, row)
         low = self._dtype != torch.float32
-        compute = Flat(plan, weights.tensor.to(self._dtype)) if low else weights
-        created = Slot(
-            layout, plan, weights, compute, torch.zeros_like(weights.tensor), torch.zeros_like(weights.tensor)
-        )
+        compute = Flat(plan, row.to(self._dtype)) if low else weights
+        created = Slot(layout, plan, weights, compute, torch.zeros_like(row), torch.zeros_like(row))
         self._slots[slot] = created
         return created
 
     def clear(self, slot: int) -> None:
         self._check(slot)
-        self._slots.pop(slot, None)
+        old = self._slots.pop(slot, None)
+        if old is not None and all(other.layout != old.layout for other in self._slots.values()):
+            del self._arenas[old.layout]
+
+    def stacked(self, first: int, count: int) -> torch.Tensor:
+        """The weights [count, plan.size] of neighbouring slots of one layout, without a copy."""
+        return self._arenas[self.get(first).layout][first : first + count]
 
     def get(self, slot: int) -> Slot:
         """Raises ContractViolation when the slot is empty."""
