@@ -31,7 +31,7 @@ register('train_expire_gaps', function(keys, args)
     close_model(context, id, USER, text)
     redis.call('ZREM', context.prefix .. ':gaps', id)
   end
-  context.wake = true
+  context.wake = #due > 0
   finish(context)
   return #due
 end)
