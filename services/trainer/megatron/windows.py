@@ -53,39 +53,33 @@ class PassGradients:
             right[0] == left[0] + 1
             and slot.layout == neighbour.layout
             and slot.compute is slot.weights
+            and slot.free_buffer == neighbour.free_buffer
+            and self._table.arena(left[0]).stacked
             and right[2] - right[1] == left[2] - left[1] <= BATCHED_TOKENS
-            # Buffers of an earlier micro-batch need not be rows of one stack.
-            and not {left[0], right[0]} & self._buffers.keys()
+            and (left[0] in self._buffers) == (right[0] in self._buffers)
         )
 
     def _run(self, spans: list[Span]) -> Segment:
-        first, slot = spans[0][0], self._table.get(spans[0][0])
-        weights = self._table.stacked(first, len(spans))
-        gradients = None
-        if self.wanted:
-            gradients = torch.empty_like(weights)
-            self._buffers |= {span[0]: Flat(slot.plan, row) for span, row in zip(spans, gradients, strict=True)}
-        singles = tuple(self._single(*span, first=True) for span in spans)
+        number, slot = spans[0][0], self._table.get(spans[0][0])
+        arena = self._table.arena(number)
+        singles = tuple(self._segment(*span) for span in spans)
         return Segment(
             spans[0][1],
             spans[-1][2],
             slot.scaling,
-            slot.plan.views(weights),
-            None if gradients is None else slot.plan.views(gradients),
-            first=True,
+            arena.weights(number, len(spans)),
+            arena.gradients(slot.free_buffer, number, len(spans)) if self.wanted else None,
+            first=singles[0].first,
             singles=singles,
         )
 
     def _segment(self, number: int, start: int, end: int) -> Segment:
-        first = number not in self._buffers
-        if first and self.wanted:
-            self._buffers[number] = self._table.get(number).take_buffer()
-        return self._single(number, start, end, first=first)
-
-    def _single(self, number: int, start: int, end: int, *, first: bool) -> Segment:
         slot = self._table.get(number)
-        gradients = self._buffers[number].groups if self.wanted else None
-        return Segment(start, end, slot.scaling, slot.compute.groups, gradients, first=first)
+        if not self.wanted:
+            return Segment(start, end, slot.scaling, slot.compute.groups, None, first=False)
+        first = number not in self._buffers
+        buffer = self._buffers.setdefault(number, slot.buffers[slot.free_buffer])
+        return Segment(start, end, slot.scaling, slot.compute.groups, buffer.groups, first=first)
 
     def commit(self, slots: Iterable[int]) -> None:
         """Add to the windows of `slots`: those with a datum in the pass, on this rank or another."""
@@ -93,18 +87,15 @@ class PassGradients:
             slot = self._table.get(number)
             buffer = self._buffers.pop(number, None)
             if buffer is None:
-                buffer = slot.take_buffer()
+                buffer = slot.buffers[slot.free_buffer]
                 buffer.tensor.zero_()
             if slot.window is None:
                 slot.window = buffer
             else:
                 slot.window.tensor.add_(buffer.tensor)
-                slot.give_buffer(buffer)
 
     def discard(self) -> None:
         """Forget the pass; every window stays what it was."""
-        for number, buffer in self._buffers.items():
-            self._table.get(number).give_buffer(buffer)
         self._buffers.clear()
 
 

@@ -76,6 +76,9 @@ def test_non_finite_gradient_skips_that_slot_only_OPT_04(engine: MegatronEngine,
     assert engine.slot_digest(0) == before[0]
     assert engine.slot_digest(1) != before[1]
     assert not engine.window_open(0)
+    engine.run_pass(on_slot(0, supervised(4, 20)), CROSS_ENTROPY, backward=True)
+    assert all(value.isfinite().all() for value in engine.window_gradients(0).values())
+    assert "grad_norm" in engine.optim_steps([(0, ADAM)])[0].metrics
 
 
 def test_huge_but_finite_gradient_is_not_taken_for_an_overflow(engine: MegatronEngine) -> None:
@@ -121,8 +124,11 @@ def test_new_tenant_inherits_nothing_OPT_02(engine_for: Callable[..., MegatronEn
         used.run_pass(on_slot(0, supervised(number, 20)), CROSS_ENTROPY, backward=True)
         used.optim_steps([(0, ADAM)])
     used.run_pass(on_slot(0, supervised(9, 20)), CROSS_ENTROPY, backward=True)
+    rows = used.slots.get(0)
+    used.init_slot(1, ALL, seed=9)
     used.clear_slot(0)
     assert not used.window_open(0)
+    assert not any(flat.tensor.any() for flat in (rows.weights, *rows.buffers))
     for engine in (used, fresh):
         engine.init_slot(0, ALL, seed=2)
         engine.run_pass(on_slot(0, supervised(7, 20)), CROSS_ENTROPY, backward=True)

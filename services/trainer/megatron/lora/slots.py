@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -24,7 +24,7 @@ class Flat:
 class Slot:
     """`weights` are the fp32 masters; `compute` is what the pass reads (the masters, or a low-precision copy).
 
-    `window` is None while no gradient is pending. `spare` is a buffer kept for the next pass.
+    Of the two gradient `buffers`, one is the open `window` or free; a pass writes to a free one.
     """
 
     layout: Layout
@@ -33,28 +33,21 @@ class Slot:
     compute: Flat
     exp_avg: torch.Tensor
     exp_avg_sq: torch.Tensor
+    buffers: tuple[Flat, Flat]
     step: int = 0
     window: Flat | None = None
-    spare: list[Flat] = field(default_factory=list)
 
     @property
     def scaling(self) -> float:
         return self.layout.alpha / self.layout.rank
 
-    def take_buffer(self) -> Flat:
-        """An uninitialised gradient buffer."""
-        if self.spare:
-            return self.spare.pop()
-        return Flat(self.plan, torch.empty_like(self.weights.tensor))
-
-    def give_buffer(self, buffer: Flat) -> None:
-        if not self.spare:
-            self.spare.append(buffer)
+    @property
+    def free_buffer(self) -> int:
+        """Index of the buffer that the next pass writes to; its content is undefined."""
+        return 1 if self.window is self.buffers[0] else 0
 
     def clear_window(self) -> None:
-        if self.window is not None:
-            self.give_buffer(self.window)
-            self.window = None
+        self.window = None
 
     def refresh_compute(self) -> None:
         """After the masters changed: bring the low-precision copy up to date."""
@@ -62,40 +55,81 @@ class Slot:
             self.compute.tensor.copy_(self.weights.tensor)
 
 
-class SlotTable:
-    """slot number -> Slot; an absent number is an empty slot.
+class Arena:
+    """The flat buffers of all slots of one layout: row i belongs to slot i.
 
-    The weights of slots of one layout are rows of one arena, so that neighbours can be
-    multiplied in one batched product. Rows of empty slots are never touched, so cost no memory.
+    So neighbours can be multiplied in one batched product without a copy. On the CPU the rows
+    of empty slots are never touched and cost no memory; elsewhere every slot gets its own.
     """
+
+    def __init__(self, slots: int, plan: FlatPlan, device: torch.device) -> None:
+        self.plan, self.device = plan, device
+        self._stacks = self._allocate(slots) if device.type == "cpu" else ()
+        self._views: dict[tuple[int, int, int], dict[GroupKey, GroupViews]] = {}
+
+    def _allocate(self, slots: int) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.empty((slots, self.plan.size), dtype=torch.float32) for _ in range(3))
+
+    def rows(self, slot: int) -> list[torch.Tensor]:
+        """Uninitialised float32 [plan.size] each: weights, first and second gradient buffer."""
+        if self._stacks:
+            return [stack[slot] for stack in self._stacks]
+        return [torch.empty(self.plan.size, dtype=torch.float32, device=self.device) for _ in range(3)]
+
+    @property
+    def stacked(self) -> bool:
+        return bool(self._stacks)
+
+    def weights(self, first: int, count: int) -> dict[GroupKey, GroupViews]:
+        """Stacked views of `count` neighbouring slots' weights."""
+        return self._run(0, first, count)
+
+    def gradients(self, buffer: int, first: int, count: int) -> dict[GroupKey, GroupViews]:
+        return self._run(1 + buffer, first, count)
+
+    def _run(self, stack: int, first: int, count: int) -> dict[GroupKey, GroupViews]:
+        key = (stack, first, count)
+        if key not in self._views:
+            self._views[key] = self.plan.views(self._stacks[stack][first : first + count])
+        return self._views[key]
+
+
+class SlotTable:
+    """slot number -> Slot; an absent number is an empty slot."""
 
     def __init__(self, slots: int, device: torch.device, compute_dtype: torch.dtype) -> None:
         self._size, self._device, self._dtype = slots, device, compute_dtype
         self._slots: dict[int, Slot] = {}
-        self._arenas: dict[Layout, torch.Tensor] = {}
+        self._arenas: dict[Layout, Arena] = {}
 
     def create(self, slot: int, layout: Layout, plan: FlatPlan) -> Slot:
         """A slot of zeros in place of whatever was there."""
         self.clear(slot)
         if layout not in self._arenas:
-            self._arenas[layout] = torch.empty((self._size, plan.size), dtype=torch.float32, device=self._device)
-        row = self._arenas[layout][slot].zero_()
-        weights = Flat(plan, row)
+            self._arenas[layout] = Arena(self._size, plan, self._device)
+        row, *buffers = self._arenas[layout].rows(slot)
+        weights = Flat(plan, row.zero_())
         low = self._dtype != torch.float32
         compute = Flat(plan, row.to(self._dtype)) if low else weights
-        created = Slot(layout, plan, weights, compute, torch.zeros_like(row), torch.zeros_like(row))
+        first, second = (Flat(plan, buffer) for buffer in buffers)
+        created = Slot(layout, plan, weights, compute, torch.zeros_like(row), torch.zeros_like(row), (first, second))
         self._slots[slot] = created
         return created
 
     def clear(self, slot: int) -> None:
         self._check(slot)
         old = self._slots.pop(slot, None)
-        if old is not None and all(other.layout != old.layout for other in self._slots.values()):
+        if old is None:
+            return
+        if all(other.layout != old.layout for other in self._slots.values()):
             del self._arenas[old.layout]
+        else:
+            # The rows outlive the slot: nothing of its model may stay in them.
+            for flat in (old.weights, *old.buffers):
+                flat.tensor.zero_()
 
-    def stacked(self, first: int, count: int) -> torch.Tensor:
-        """The weights [count, plan.size] of neighbouring slots of one layout, without a copy."""
-        return self._arenas[self.get(first).layout][first : first + count]
+    def arena(self, slot: int) -> Arena:
+        return self._arenas[self.get(slot).layout]
 
     def get(self, slot: int) -> Slot:
         """Raises ContractViolation when the slot is empty."""
