@@ -85,6 +85,7 @@ class FakeSampler(pb_grpc.SamplerServicer):
         self.journal = Journal(journal, self.incarnation)
         self.loaded: dict[str, Loaded] = {}  # least recently used first
         self.running: dict[str, asyncio.Task[types_pb2.SampleResult]] = {}
+        self.attached = 0  # calls that joined a running one
         self.address = ""
         self._engine_ids = 0
         self._server = GrpcServer([SERVICE])
@@ -155,6 +156,8 @@ class FakeSampler(pb_grpc.SamplerServicer):
             task = asyncio.create_task(self._generate(request))
             self.running[request.request_id] = task
             task.add_done_callback(lambda _: self.running.pop(request.request_id, None))
+        else:
+            self.attached += 1
         try:
             return pb.SampleReply(result=await asyncio.shield(task))
         except asyncio.CancelledError as error:

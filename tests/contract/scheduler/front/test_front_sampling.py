@@ -155,6 +155,7 @@ async def test_new_lease_holder_goes_on_with_running_samples_FUT_05(
     (held_id,) = double.running
     await first.stop()
     mesh.replicas.remove(first)
+    await eventually(lambda: double.attached == 1)
     double.faults.remove(rule)
     for reply in replies:
         assert (await result(second, reply.request_id)).HasField("sample")
