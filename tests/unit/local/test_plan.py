@@ -95,3 +95,9 @@ def test_second_mesh_on_one_state_directory_is_refused(tmp_path: Path) -> None:
         state.prepare(chosen)
     lock.close()
     state.prepare(chosen).close()
+
+
+def test_free_ports_are_distinct_and_safe_from_outgoing_connections() -> None:
+    ports = [addresses.free_port() for _ in range(200)]
+    assert len(set(ports)) == 200
+    assert all(port in addresses.QUIET_PORTS for port in ports)
