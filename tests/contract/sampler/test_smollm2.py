@@ -8,24 +8,21 @@ import numpy as np
 import pytest
 from tinkermesh.v1.types_pb2 import AdapterRef
 
-from services.local.default_model import DIRECTORY, cache_root
 from tests.contract.sampler.adapters import write_adapter
 from tests.contract.sampler.client import SamplerClient, start_sampler
 from tests.contract.sampler.reference import Reference
+from tests.doubles.default_model import default_model_or_skip
 
-MODEL = cache_root() / "models" / DIRECTORY
 PROMPTS = [np.random.default_rng(seed).integers(100, 49_000, 24).tolist() for seed in range(2)]
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(not (MODEL / "config.json").is_file(), reason="the default model is not converted yet"),
-]
+pytestmark = pytest.mark.engine
 
 
 async def test_logprobs_equal_peft_on_the_default_model(tmp_path: Path) -> None:
-    sampler = start_sampler(MODEL, tmp_path, kv_cache_gib=0.25, max_adapters=1, max_rank=16)
+    model = default_model_or_skip()
+    sampler = start_sampler(model, tmp_path, kv_cache_gib=0.25, max_adapters=1, max_rank=16)
     try:
-        write_adapter(MODEL, sampler.store / "a", seed=3, rank=16, scale=0.02)
+        write_adapter(model, sampler.store / "a", seed=3, rank=16, scale=0.02)
         adapter = AdapterRef(name="a@1", path="a")
         async with SamplerClient(sampler.address) as client:
             base = [await client.score(prompt) for prompt in PROMPTS]
@@ -34,9 +31,9 @@ async def test_logprobs_equal_peft_on_the_default_model(tmp_path: Path) -> None:
     finally:
         code = sampler.stop()
     assert code == 0
-    reference = Reference(MODEL)
+    reference = Reference(model)
     assert max(gap(reference, prompt, score) for prompt, score in zip(PROMPTS, base, strict=True)) <= 1e-3
-    merged = Reference(MODEL, sampler.store / "a")
+    merged = Reference(model, sampler.store / "a")
     assert max(gap(merged, prompt, score) for prompt, score in zip(PROMPTS, adapted, strict=True)) <= 1e-3
     assert gap(reference, PROMPTS[0], adapted[0]) > 0.1  # the control
     assert greedy.tokens == merged.greedy(PROMPTS[0], 8)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.local.default_model import DIRECTORY, cache_root
 from services.trainer.megatron.engine import EngineConfig, MegatronEngine
+from tests.doubles.default_model import default_model_or_skip
 from tests.unit.trainer.models import BUILDERS
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -46,7 +46,4 @@ def engine(engine_for: Callable[..., MegatronEngine]) -> MegatronEngine:
 
 @pytest.fixture(scope="session")
 def default_model() -> Path:
-    directory = cache_root() / "models" / DIRECTORY
-    if not (directory / "config.json").is_file():
-        pytest.skip(f"the default model is not in {directory}; `make demo` converts it")
-    return directory
+    return default_model_or_skip()

@@ -109,3 +109,15 @@ def test_the_adapter_really_trains(trained: MegatronEngine) -> None:
         trained.run_pass(items, CROSS_ENTROPY, backward=True)
         trained.optim_steps([(0, ADAM)])
     assert trained.run_pass(items, CROSS_ENTROPY, backward=False)[0].loss < before
+
+
+def test_images_taken_together_hold_each_its_own_slot_SNAP_07(trained: MegatronEngine) -> None:
+    randomize(trained, 1, layout(3), seed=2)
+    alone = [trained.capture(slot, moments=True) for slot in (0, 1)]
+    # Taken in one go, looked at only after both slots have moved on.
+    together = [trained.capture(slot, moments=True) for slot in (0, 1)]
+    for slot in (0, 1):
+        _train(trained, slot, range(7, 8))
+    assert [image.layout.rank for image in together] == [6, 3]
+    assert all(_equal(left, right) for left, right in zip(together, alone, strict=True))
+    assert not same(together[0].weights, together[1].weights)
