@@ -58,8 +58,8 @@ def train(
             if number % arguments.probe_every == 0 or number == len(plan):
                 with clock.time("probe set"):
                     clock.probe.append((number, probe(training, probes)))
-            if not console.is_terminal and number % 5 == 0:
-                console.print(f"step {number}: loss {loss:.2f}  probe {clock.probe[-1][1]:.2f}", highlight=False)
+                if not console.is_terminal:
+                    console.print(f"step {number}: loss {loss:.2f}  probe {clock.probe[-1][1]:.2f}", highlight=False)
             progress.update(bar, advance=1, note=f"loss {loss:.2f}  probe {clock.probe[-1][1]:.2f}")
 
 
@@ -123,7 +123,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--probe-every", type=int, default=8)
+    parser.add_argument("--probe-every", type=int, default=6)
     parser.add_argument("--out", type=Path, default=Path("out"))
     return run(parser.parse_args())
 

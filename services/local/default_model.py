@@ -65,7 +65,9 @@ def _fetch_gguf(scratch: Path) -> Path:
 def _convert(gguf: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     log.info("converting %s to float32 safetensors (once, about a minute)", gguf.name)
     quantized = GgufConfig(dequantize=True)
     source = AutoModelForCausalLM.from_pretrained(
