@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from services.common.errors import BY_CODE, ContractViolation, TinkermeshError, Unavailable
 from services.scheduler.store.connection import OUTAGES
 
 FUNCTIONS = Path(__file__).parent / "functions"
 _REFUSAL = "TM:"
+# The client library cuts the first word off the errors it has a class for.
+_TAKES_NO_WRITES = (OutOfMemoryError, ReadOnlyError, MasterDownError, ClusterDownError)
 _REFUSES_WRITES = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "OOM", "MISCONF", "NOREPLICAS", "BUSY")
 
 Argument = str | bytes | int | float
@@ -65,14 +67,14 @@ class Functions:
             return await self._call(values, ttl_seconds, name, keys, arguments)
         except ResponseError as error:
             if "Function not found" not in str(error):
-                raise _refusal(name, str(error)) from error
+                raise _refusal(name, error) from error
         except OUTAGES as error:
             raise Unavailable(f"Redis is away: {error}") from error
         await self.load()
         try:
             return await self._call(values, ttl_seconds, name, keys, arguments)
         except ResponseError as error:
-            raise _refusal(name, str(error)) from error
+            raise _refusal(name, error) from error
         except OUTAGES as error:
             raise Unavailable(f"Redis is away: {error}") from error
 
@@ -92,16 +94,20 @@ class Functions:
         for key, value in values.items():
             pipe.set(key, value, ex=ttl_seconds)
         pipe.execute_command(*command)
-        return (await pipe.execute())[-1]
+        # A raising pipeline wraps the server's text in the command and its arguments.
+        answers: list[Any] = await pipe.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers[-1]
 
 
-def _refusal(name: str, text: str) -> TinkermeshError:
+def _refusal(name: str, error: ResponseError) -> TinkermeshError:
+    text = str(error)
     _, marker, rest = text.partition(_REFUSAL)
     code, _, message = rest.partition(" ")
     if not marker or code not in BY_CODE:
-        if text.startswith(
-            ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "OOM", "MISCONF", "NOREPLICAS", "BUSY")
-        ):
+        if isinstance(error, _TAKES_NO_WRITES) or text.startswith(_REFUSES_WRITES):
             return Unavailable(f"Redis refuses writes: {text[:200]}")
         return ContractViolation(f"Redis function {name} failed: {text[:500]}")
     return BY_CODE[code](message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from services.common.errors import ContractViolation, Unavailable
+from services.common.errors import ContractViolation, Gone, Unavailable
 from services.scheduler.store.connection import connect
 from services.scheduler.store.functions import Functions
 from tests.doubles.valkey import ValkeyProcess, free_port
@@ -41,3 +41,23 @@ async def test_functions_and_data_survive_a_killed_server(valkey: ValkeyProcess,
     valkey.start()
     assert await redis_client.get("k") == b"v"
     assert await functions.call("ping", ["tm:{p:a}"]) == b"pong"
+
+
+async def test_a_refusal_behind_stored_values_keeps_its_own_text(functions: Functions) -> None:
+    """The client library's own wrapping of a pipeline's error would end up before the client."""
+    alone = "session is not known to this mesh, or expired long ago"
+    with pytest.raises(Gone) as refused:
+        await functions.call_storing({"tm:{s:a}:v": b"x"}, 5, "session_beat", ["tm:{s:a}"], "tenant")
+    assert refused.value.message == alone
+
+
+async def test_a_server_that_takes_no_writes_is_unavailable_not_a_bug(
+    redis_client: Redis, functions: Functions
+) -> None:
+    await functions.load()
+    await redis_client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(Unavailable, match="refuses writes"):
+            await functions.call_storing({"tm:{p:a}:v": b"x"}, 5, "ping", ["tm:{p:a}"])
+    finally:
+        await redis_client.config_set("maxmemory", 0)
