@@ -68,7 +68,7 @@ def _decoders(encoded: dict[str, bytes]) -> dict[str, Decode]:
 
 
 def _protobuf(body: bytes, facts: types.PoolFacts, limits: Limits) -> None:
-    request = batch_protobuf.parse(body)
+    request, _ = batch_protobuf.parse(body, limits)
     envelope = bodies.ModelEnvelope(model_id=request.model_id, seq_id=request.seq_id)
     _checked(Source(envelope, request, False), facts, limits)
 

@@ -13,6 +13,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_datums: int = 1024
     max_tokens_per_datum: int = 32_768
     max_tokens_per_request: int = 4_000_000
+    max_parts: int = 1 << 18
     max_targets_per_position: int = 1
     max_samples: int = 64
     max_topk_logprobs: int = 20

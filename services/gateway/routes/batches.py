@@ -24,13 +24,19 @@ from services.gateway.wire.zstd import ZstdCap, decompress
 
 
 class Source(NamedTuple):
-    """A body whose envelope could be read; its content waits for the pool's facts."""
+    """A body whose envelope could be read; its content waits for the pool's facts.
+
+    `problem`: why the content is refused without a look at it.
+    """
 
     envelope: bodies.ModelEnvelope
     content: wire.ForwardBackwardRequest | bytes
     forward_only: bool
+    problem: str = ""
 
     def decode(self, limits: Limits) -> RawBatch:
+        if self.problem:
+            raise InvalidInput(self.problem)
         if isinstance(self.content, bytes):
             batch = batch_json.decode(self.content, limits)
             return RawBatch(batch.backward and not self.forward_only, batch.loss, batch.datums)
@@ -61,7 +67,8 @@ async def forward(call: Call) -> Response:
 async def _batch(call: Call, *, forward_only: bool) -> Response:
     gateway = call.gateway
     body = await _plain_body(call)
-    source = await gateway.offload.run(len(body), _read_envelope, body, is_protobuf(call.request), forward_only)
+    protobuf = is_protobuf(call.request)
+    source = await gateway.offload.run(len(body), _read_envelope, body, protobuf, forward_only, gateway.limits)
     envelope = source.envelope
     parse_model_id(envelope.model_id)
     facts = await gateway.facts.of_model(call.tenant, envelope.model_id)
@@ -84,16 +91,16 @@ async def _plain_body(call: Call) -> bytes:
     return await call.gateway.offload.run(cap.allowed(len(body)), decompress, body, cap)
 
 
-def _read_envelope(body: bytes, protobuf: bool, forward_only: bool) -> Source:
+def _read_envelope(body: bytes, protobuf: bool, forward_only: bool, limits: Limits) -> Source:
     if not protobuf:
         return Source(decode(body, bodies.ModelEnvelope), body, forward_only)
-    request = batch_protobuf.parse(body)
+    request, problem = batch_protobuf.parse(body, limits)
     if forward_only:
         request.forward_only = True
     if not 1 <= request.seq_id <= INT64_MAX:
         raise InvalidInput(f"seq_id must be an integer >= 1, not {request.seq_id}")
     envelope = bodies.ModelEnvelope(model_id=request.model_id, seq_id=request.seq_id)
-    return Source(envelope, request, forward_only)
+    return Source(envelope, request, forward_only, problem)
 
 
 def decode_batch(source: Source, facts: types.PoolFacts, limits: Limits) -> Decoded:

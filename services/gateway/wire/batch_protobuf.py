@@ -11,6 +11,7 @@ from tinkermesh.wire.v1 import wire_pb2 as wire
 from services.common.errors import InvalidInput, TinkermeshError
 from services.gateway.settings import Limits
 from services.gateway.wire.batch import RawBatch, RawDatum, RawLoss
+from services.gateway.wire.protobuf_shape import bounded
 from services.gateway.wire.tensors import (
     DTYPES,
     ITEM_BYTES,
@@ -24,14 +25,19 @@ from services.gateway.wire.tensors import (
 _DTYPE_NAMES = {wire.DTYPE_FLOAT32: "float32", wire.DTYPE_INT64: "int64", wire.DTYPE_INT32: "int32"}
 
 
-def parse(body: bytes) -> wire.ForwardBackwardRequest:
-    """Raises InvalidInput when `body` is not a ForwardBackwardRequest at all."""
+def parse(body: bytes, limits: Limits) -> tuple[wire.ForwardBackwardRequest, str]:
+    """(request, problem): a body of too many parts is parsed up to its limit, and `problem` says so.
+
+    Raises InvalidInput when `body` is not a ForwardBackwardRequest at all.
+    """
     request = wire.ForwardBackwardRequest()
+    end, whole = bounded(body, limits.max_datums, limits.max_parts)
     try:
-        request.ParseFromString(body)
+        request.ParseFromString(body if end == len(body) else body[:end])
     except DecodeError as error:
         raise InvalidInput("request body is not a valid ForwardBackwardRequest protobuf") from error
-    return request
+    problem = f"data: more than {limits.max_parts} chunks, inputs and spans; send fewer datums or join chunks"
+    return request, "" if whole else problem
 
 
 def decode(request: wire.ForwardBackwardRequest, limits: Limits) -> RawBatch:

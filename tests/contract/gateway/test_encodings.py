@@ -152,6 +152,20 @@ async def test_zip_bomb_is_refused_quickly_and_in_little_memory_VAL_14(client: C
     assert grown < 64, f"{grown:.0f} MiB"
 
 
+@pytest.mark.parametrize("part", [b"\x1a\x00", b"\x2a\x00"], ids=["datums", "config entries"])
+async def test_a_body_of_millions_of_empty_parts_takes_little_memory_VAL_14(
+    client: Client, model: str, scheduler: FakeScheduler, part: bytes
+) -> None:
+    """Two bytes each on the wire, fifty and more once parsed."""
+    body = forms.to_protobuf(forms.request(model, 1, DATA)) + part * (3 << 20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    response = await client.protobuf(zstandard.compress(body), content_encoding="zstd")
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert response.status_code == 200, response.text
+    assert "data: " in scheduler.submitted[-1].command.rejected
+    assert grown < 64, f"{grown:.0f} MiB"
+
+
 async def test_oversized_body_is_413(client: Client, model: str) -> None:
     response = await client.protobuf(bytes((64 << 20) + 1))
     assert response.status_code == 413
