@@ -28,11 +28,11 @@ def protobuf_response(content: bytes) -> Response:
 
 
 def accepts_protobuf(request: Request) -> bool:
-    return PROTOBUF in request.headers.get("accept", "")
+    return PROTOBUF in request.headers.get("accept", "").lower()
 
 
 def is_protobuf(request: Request) -> bool:
-    return PROTOBUF in request.headers.get("content-type", "")
+    return PROTOBUF in request.headers.get("content-type", "").lower()
 
 
 async def read_body(request: Request, limit: int, timeout_seconds: float) -> bytes:
@@ -40,6 +40,7 @@ async def read_body(request: Request, limit: int, timeout_seconds: float) -> byt
 
     Raises TooLarge (413) above `limit` bytes, InvalidInput when it does not arrive in time.
     """
+    _give_up_beyond(_declared(request), 4 * limit)
     chunks: list[bytes] = []
     size = 0
     try:
@@ -58,6 +59,11 @@ async def read_body(request: Request, limit: int, timeout_seconds: float) -> byt
     if size > limit:
         raise _too_large(size, limit)
     return b"".join(chunks)
+
+
+def _declared(request: Request) -> int:
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
 
 
 def _give_up_beyond(size: int, limit: int) -> None:

@@ -15,7 +15,7 @@ from services.scheduler.store.sessions import SessionStore
 log = logging.getLogger(__name__)
 
 KEY_LIFETIME_MS = 86_400_000
-FINISHED = "session finished"
+FINISHED = "session finished; create a new session"
 LEASE_EXPIRED = "lease expired: no heartbeat of its session arrived in time; create a new session"
 
 

@@ -71,7 +71,10 @@ def _check_unsupported(body: bodies.Sample) -> None:
 
 
 def _prompt(body: bodies.Sample, facts: types.PoolFacts) -> bytes:
-    tokens = tokens_of(body.prompt)
+    try:
+        tokens = tokens_of(body.prompt)
+    except InvalidInput as error:
+        raise InvalidInput(f"prompt: {error.message}") from error
     ids = np.frombuffer(tokens, "<i4")
     if ids.size == 0:
         raise InvalidInput("prompt is empty; send at least one token")

@@ -48,7 +48,11 @@ def tokens_of(model_input: bodies.ModelInput) -> bytes:
         if chunk.tokens is None:
             raise InvalidInput("encoded_text chunk has no tokens")
         tokens.extend(chunk.tokens)
-    return array_from_list(tokens, "int32").tobytes()
+    try:
+        return array_from_list(tokens, "int32").tobytes()
+    except InvalidInput as error:
+        position = next(n for n, token in enumerate(tokens) if not -(1 << 31) <= token < 1 << 31)
+        raise InvalidInput(f"position {position}: token {tokens[position]} is outside the vocabulary") from error
 
 
 def _tensor(index: int, name: str, tensor: bodies.TensorData, bound: SparseBound) -> Tensor:

@@ -206,7 +206,9 @@ class PoolRun:
         troubled = waiting.trouble(self._now())
         log.warning("sample on %s at stage %s: %s", link.sampler_id, retry.stage, retry.reason)
         if waiting.given_up or troubled > self._limits.sampler_wait_seconds:
-            text = f"{retry.reason} (tried for {troubled:.0f} s; {len(waiting.lost_on)} samplers lost)"
+            # A transport's own text names addresses of the mesh: it goes to the log only.
+            reason = "the sampler was lost" if retry.verdict is Verdict.ELSEWHERE else retry.reason
+            text = f"{reason} (tried for {troubled:.0f} s; {len(waiting.lost_on)} samplers lost)"
             await self._settle(waiting, server_failure(retry.stage, text))
             return
         if retry.verdict is Verdict.LATER:

@@ -44,7 +44,7 @@ local function refused_session(session, tenant)
   if not session[1] then return refuse('unknown_id', 'sampling_session_id is not known, or its session is gone') end
   if session[1] ~= tenant then return refuse('forbidden', 'sampling session belongs to another tenant') end
   if session[2] == 'closed' then
-    return refuse('unknown_id', 'sampling session is closed: ' .. (session[6] or '') .. '; create a new session')
+    return refuse('unknown_id', 'sampling session is closed: ' .. (session[6] or ''))
   end
   return nil
 end

@@ -10,7 +10,7 @@ end
 
 local function refuse_ended(session)
   if session.state == 'expired' then
-    return refuse('unknown_id', 'session expired: ' .. session.reason .. '; create a new session')
+    return refuse('unknown_id', 'session has ended: ' .. session.reason)
   end
   return refuse('unknown_id', 'session is finished; create a new session')
 end
