@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common import logs
 from services.common.errors import ContractViolation, Gone, InvalidInput, Unavailable, UnknownId, UserError
+from services.scheduler.core.companions import Companions
 from services.scheduler.core.fairness import charged
 from services.scheduler.core.plans import OptimPlan, PassPlan, Plan, UnloadPlan
 from services.scheduler.core.select import Policy, select
@@ -74,6 +76,7 @@ class Cell:
         self._policy = policy
         self._still_serving = still_serving
         self._clock = Clock()
+        self._companions = Companions()
         self._settled = Acknowledger(client, term, incarnation)
 
     async def close(self) -> None:
@@ -103,18 +106,24 @@ class Cell:
         with logs.bind(unit_id=unit.unit_id), traces.unit_span(prepared, stored):
             await self._finish(prepared, stored, await self._recovered(prepared, stored))
 
-    async def turn(self) -> bool:
-        """Runs one unit, or settles one command that needs none. False: nothing is ready."""
+    async def turn(self) -> float | None:
+        """Runs one unit, or settles one command that needs none.
+
+        Answers for how long to wait for a wake-up before the next turn: 0 after work, None when
+        nothing is ready.
+        """
         view = await self._parts.ready.view(self._pool, self._policy.budget)
         plan = select(view, self._policy)
         if plan is None:
             self._clock = view.clock
-            return False
+            return None
+        if pause := self._companions.wait_seconds(plan, view, self._policy.budget, time.monotonic()):
+            return pause
         stored = await self._parts.commands.get(self._pool, _keys(plan))
         prepared = await self._prepare(plan, stored)
         if prepared is not None:
             await self._run(prepared, stored, charged(view.clock, plan, self._policy.weights))
-        return True
+        return 0.0
 
     async def rest(self) -> None:
         """Nothing was ready for a while: nobody owes anybody a turn."""
@@ -207,6 +216,9 @@ class Cell:
         unit_id = prepared.unit.unit_id
         entries = settlements(prepared, outcome)
         await self._parts.store.settle(self._pool, self._term, unit_id, entries)
+        if prepared.unit.HasField("pass"):
+            self._companions.pass_seconds = outcome.header.execute_seconds
+        self._companions.settled({item.m for item in prepared.items}, time.monotonic())
         reports.report_unit(prepared, stored, entries, started)
         captured = [item.k for item, entry in zip(prepared.items, entries, strict=True) if entry.action == "captured"]
         for key in captured:

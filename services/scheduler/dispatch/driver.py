@@ -117,10 +117,12 @@ class Driver:
                     return
                 check_at, serving = loop.time() + CHECK_SECONDS, trainer is not None
             self._wakes[pool].clear()
-            if serving and await cell.turn():
-                continue
-            if not await self._woken(pool, IDLE_SECONDS):
-                await cell.rest()
+            pause = await cell.turn() if serving else None
+            if pause is None:
+                if not await self._woken(pool, IDLE_SECONDS):
+                    await cell.rest()
+            elif pause:
+                await self._woken(pool, pause)
 
     async def _woken(self, pool: str, seconds: float) -> bool:
         """False: nobody called for `seconds`."""
