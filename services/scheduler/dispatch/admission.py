@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tinkermesh.v1 import scheduler_pb2 as pb
+from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import InvalidInput, UnknownId, UserError
 from services.common.ids import ModelId, key_hash, parse_model_id
@@ -16,6 +17,8 @@ from services.scheduler.store.payloads import PayloadStore
 from services.scheduler.store.training import Admitted, NewModel, Submission, TrainingStore
 
 MAX_SEQ_ID = 2**63 - 1
+REMEMBERED_BYTES = 8 << 10
+"""Payloads up to this size need not be read back; a cache full of them takes 32 MiB."""
 
 
 class TrainingAdmission:
@@ -46,7 +49,7 @@ class TrainingAdmission:
             submission = replace(submission, payload=await self._payloads.prepare(pool, submission.key, payload))
         admitted = await self._admit(pool, request, submission)
         if admitted.admitted_ms:
-            self._commands.remember(pool, _stored(request, submission, admitted))
+            self._commands.remember(pool, _stored(submission, admitted, payload))
         return pb.SubmitReply(request_id=admitted.request_id, model_id=str(model))
 
     async def _admit(self, pool: str, request: pb.SubmitRequest, submission: Submission) -> Admitted:
@@ -127,15 +130,19 @@ def _checked_op(request: pb.SubmitRequest) -> Op:
     return op
 
 
-def _stored(request: pb.SubmitRequest, submission: Submission, admitted: Admitted) -> StoredCommand:
-    """What the leader would read from the row, when it is this replica."""
+def _stored(submission: Submission, admitted: Admitted, payload: bytes) -> StoredCommand:
+    """What the leader would read from the row, when it is this replica.
+
+    The command is parsed anew: a part of a request keeps all of it in memory, payload included.
+    """
     return StoredCommand(
         key=submission.key,
         request_id=admitted.request_id,
         tenant=submission.tenant,
         model_id=submission.model_id,
-        command=request.command,
+        command=types.Command.FromString(submission.command),
         upload=submission.payload.upload,
         traceparent=submission.traceparent,
         admitted_ms=admitted.admitted_ms,
+        payload=payload if len(payload) <= REMEMBERED_BYTES else b"",
     )

@@ -20,8 +20,8 @@ async def gather(pool: str, work: pb.PassWork, commands: list[StoredCommand], pa
 async def _slice(pool: str, item: pb.PassItem, stored: StoredCommand, payloads: PayloadStore) -> bytes:
     table = stored.command.batch.table
     offsets = block_offsets(table.lengths, table.widths, len(table.fields))
-    end = item.first_datum + len(item.lengths)
-    return await payloads.read(pool, stored.upload, offsets[item.first_datum], offsets[end])
+    start, end = offsets[item.first_datum], offsets[item.first_datum + len(item.lengths)]
+    return stored.payload[start:end] if stored.payload else await payloads.read(pool, stored.upload, start, end)
 
 
 def size(work: pb.PassWork) -> int:

@@ -19,7 +19,7 @@ _FIELDS = ("request_id", "tenant", "parent", "command", "upload", "segments", "t
 
 @dataclass(frozen=True, slots=True)
 class StoredCommand:
-    """`costs`: tokens per datum, input plus one label."""
+    """`costs`: tokens per datum, input plus one label. `payload`: the whole of a small one, else empty."""
 
     key: str
     request_id: str
@@ -29,6 +29,7 @@ class StoredCommand:
     upload: Upload
     traceparent: str
     admitted_ms: int
+    payload: bytes = b""
     costs: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,8 +54,7 @@ class CommandCache:
         found = {key: self._found[pool, key] for key in wanted if (pool, key) in self._found}
         for key in found:
             self._found.move_to_end((pool, key))
-        while len(self._found) > self._limit:
-            self._found.popitem(last=False)
+        self._trim()
         return found
 
     async def _fetch(self, pool: str, missing: Sequence[str]) -> None:
@@ -70,6 +70,11 @@ class CommandCache:
     def remember(self, pool: str, stored: StoredCommand) -> None:
         """A command this replica has just admitted itself."""
         self._found[pool, stored.key] = stored
+        self._trim()
+
+    def _trim(self) -> None:
+        while len(self._found) > self._limit:
+            self._found.popitem(last=False)
 
     def forget(self, pool: str, done: Iterable[str]) -> None:
         for key in done:
