@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import ResponseError
 
 from services.common.errors import BY_CODE, ContractViolation, TinkermeshError, Unavailable
 from services.scheduler.store.connection import OUTAGES
+from services.scheduler.store.outages import reaching_redis, refuses_writes
 
 FUNCTIONS = Path(__file__).parent / "functions"
 _REFUSAL = "TM:"
-# The client library cuts the first word off the errors it has a class for.
-_TAKES_NO_WRITES = (OutOfMemoryError, ReadOnlyError, MasterDownError, ClusterDownError)
-_REFUSES_WRITES = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "OOM", "MISCONF", "NOREPLICAS", "BUSY")
 
 Argument = str | bytes | int | float
 
@@ -50,10 +48,8 @@ class Functions:
 
     async def load(self) -> None:
         """Register the library unless this digest is there already. Raises Unavailable."""
-        try:
+        with reaching_redis():
             await cast("Any", self._redis.function_load(self._source, replace=True))
-        except OUTAGES as error:
-            raise Unavailable(f"Redis is away: {error}") from error
 
     async def call(self, name: str, keys: Sequence[str], *arguments: Argument) -> Any:
         """FCALL `name`. Raises the refusal's own type, Unavailable, or ContractViolation for a bug."""
@@ -107,7 +103,7 @@ def _refusal(name: str, error: ResponseError) -> TinkermeshError:
     _, marker, rest = text.partition(_REFUSAL)
     code, _, message = rest.partition(" ")
     if not marker or code not in BY_CODE:
-        if isinstance(error, _TAKES_NO_WRITES) or text.startswith(_REFUSES_WRITES):
-            return Unavailable(f"Redis refuses writes: {text[:200]}")
+        if refuses_writes(error):
+            return Unavailable(f"Redis takes no writes: {text[:200]}")
         return ContractViolation(f"Redis function {name} failed: {text[:500]}")
     return BY_CODE[code](message)

@@ -7,6 +7,8 @@ attaches and keeps them; large function arguments would block the server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import os
 import time
 import uuid
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from redis.asyncio import Redis
 
-from services.common.errors import ContractViolation
+from services.common.errors import ContractViolation, Unavailable
 from services.scheduler.store import keys
 from services.scheduler.store.outages import reaching_redis
 
@@ -24,6 +26,7 @@ REDIS_LIMIT_BYTES = 8 << 20
 UPLOAD_TTL_SECONDS = 600
 ORPHAN_SECONDS = 3600.0
 BLOB_PREFIX = "blob-"
+PART_PREFIX = ".part-"
 
 
 class Upload(NamedTuple):
@@ -49,10 +52,12 @@ NOTHING = Pending(NO_UPLOAD, {})
 class BlobStore(Protocol):
     """Durable bytes by name, outside Redis."""
 
-    async def put(self, name: str, data: bytes) -> None: ...
+    async def put(self, name: str, data: bytes) -> None:
+        """Raises Unavailable when the store cannot take it."""
+        ...
 
     async def read(self, name: str, start: int, end: int) -> bytes:
-        """Raises ContractViolation when the blob is missing or shorter."""
+        """Raises ContractViolation when the blob is missing or shorter, Unavailable."""
         ...
 
     async def delete(self, name: str) -> None: ...
@@ -72,13 +77,24 @@ class FileBlobs:
         await asyncio.to_thread(self._put, name, data)
 
     def _put(self, name: str, data: bytes) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        temporary = self._directory / f".{name}.tmp"
-        with temporary.open("wb") as file:
+        temporary = self._directory / f"{PART_PREFIX}{name}"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._write(temporary, data)
+            temporary.replace(self._directory / name)
+            self._flush_names()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise _store_trouble(error) from error
+
+    def _write(self, path: Path, data: bytes) -> None:
+        with path.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(self._directory / name)
+
+    def _flush_names(self) -> None:
         descriptor = os.open(self._directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -95,6 +111,8 @@ class FileBlobs:
                 data = file.read(end - start)
         except FileNotFoundError as error:
             raise ContractViolation(f"payload {name} is missing in the shared store") from error
+        except OSError as error:
+            raise _store_trouble(error) from error
         if len(data) != end - start:
             raise ContractViolation(f"payload {name} is shorter than {end} bytes")
         return data
@@ -106,8 +124,24 @@ class FileBlobs:
         return await asyncio.to_thread(self._older_than, time.time() - seconds)
 
     def _older_than(self, unix_seconds: float) -> list[str]:
+        for part in self._directory.glob(f"{PART_PREFIX}*"):  # of a replica that died while it wrote
+            if _written_at(part) < unix_seconds:
+                part.unlink(missing_ok=True)
         files = self._directory.glob(f"{BLOB_PREFIX}*")
-        return [file.name for file in files if file.stat().st_mtime < unix_seconds]
+        return [file.name for file in files if _written_at(file) < unix_seconds]
+
+
+def _written_at(file: Path) -> float:
+    """Unix seconds; of a file that is gone meanwhile: never."""
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
+
+
+def _store_trouble(error: OSError) -> Unavailable:
+    cause = os.strerror(error.errno) if error.errno else type(error).__name__
+    return Unavailable(f"the shared store cannot be used for payloads now ({cause})")
 
 
 class PayloadStore:

@@ -318,3 +318,17 @@ async def test_an_unreadable_key_file_is_the_meshs_fault(client: Client, tenants
     tenants.key_file.write_text("{ broken")
     response = await client.post("client/config", {})
     assert (response.status_code, response.json()["category"]) == (503, "server")
+
+
+async def test_a_declared_length_far_beyond_the_limit_is_refused_before_the_body_VAL_14(client: Client) -> None:
+    response = await client.post("get_info", b"{}", content_length="999999999999")
+    assert (response.status_code, response.json()["error"]) == (413, "too_large")
+
+
+async def test_media_types_are_read_in_any_case_API_03(client: Client, model: str) -> None:
+    body = forms.to_protobuf(forms.request(model, 1, [forms.supervised([5, 6])]))
+    posted = await client.post("forward_backward", body, content_type="Application/X-Protobuf; v=1")
+    assert posted.status_code == 200, posted.text
+    polled = {"request_id": posted.json()["request_id"]}
+    answer = await client.post("retrieve_future", polled, accept="APPLICATION/X-PROTOBUF")
+    assert answer.headers["content-type"] == "application/x-protobuf"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from services.common.errors import ContractViolation, Gone, Unavailable
 from services.scheduler.store.connection import connect
 from services.scheduler.store.functions import Functions
+from services.scheduler.store.outages import reaching_redis
 from tests.doubles.valkey import ValkeyProcess, free_port
 
 
@@ -51,13 +55,33 @@ async def test_a_refusal_behind_stored_values_keeps_its_own_text(functions: Func
     assert refused.value.message == alone
 
 
-async def test_a_server_that_takes_no_writes_is_unavailable_not_a_bug(
-    redis_client: Redis, functions: Functions
-) -> None:
+@pytest.fixture
+async def full_server(redis_client: Redis, functions: Functions) -> AsyncIterator[Redis]:
+    """It answers every write with an error."""
     await functions.load()
     await redis_client.config_set("maxmemory", 1)
-    try:
-        with pytest.raises(Unavailable, match="refuses writes"):
-            await functions.call_storing({"tm:{p:a}:v": b"x"}, 5, "ping", ["tm:{p:a}"])
-    finally:
-        await redis_client.config_set("maxmemory", 0)
+    yield redis_client
+    await redis_client.config_set("maxmemory", 0)
+
+
+async def test_a_server_that_takes_no_writes_is_unavailable_not_a_bug(full_server: Redis, functions: Functions) -> None:
+    with pytest.raises(Unavailable, match="takes no writes"):
+        await functions.call("ping", ["tm:{p:a}"])
+    with pytest.raises(Unavailable, match="takes no writes"):
+        await functions.call_storing({"tm:{p:a}:v": b"x"}, 5, "ping", ["tm:{p:a}"])
+    with pytest.raises(Unavailable, match="takes no writes"):
+        await functions.load()
+
+
+async def test_plain_writes_to_a_full_server_are_unavailable_too(full_server: Redis) -> None:
+    with pytest.raises(Unavailable, match="takes no writes"), reaching_redis():
+        await full_server.set("k", "v")
+    with pytest.raises(Unavailable, match="takes no writes"), reaching_redis():
+        await full_server.pipeline(transaction=False).set("k", "v").execute()
+
+
+def test_a_server_that_cannot_write_its_file_is_unavailable_other_errors_are_not() -> None:
+    with pytest.raises(Unavailable), reaching_redis():
+        raise ResponseError("MISCONF Errors writing to the AOF file: No space left on device")
+    with pytest.raises(ResponseError), reaching_redis():
+        raise ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, cast
 import pytest
 from redis.asyncio import Redis
 
+from services.common.errors import Unavailable
 from services.scheduler.store import keys
 from services.scheduler.store.payloads import FileBlobs, PayloadStore
 from tests.contract.scheduler.rig import Mesh, new_session, running_mesh
@@ -43,6 +45,26 @@ async def test_a_file_of_a_command_that_was_never_admitted_is_dropped(redis_clie
     assert await payloads.drop_orphans("p") == 1
     assert [file.name for file in tmp_path.iterdir()] == [kept.upload.name]
     assert orphan.upload.name != kept.upload.name
+
+
+async def test_a_full_shared_store_is_unavailable_and_keeps_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(Unavailable, match="No space left on device"):
+        await FileBlobs(tmp_path).put("blob-p.k.1", b"x" * 20)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_half_files_of_dead_replicas_go_too(tmp_path: Path) -> None:
+    (tmp_path / ".part-blob-p.k.1").write_bytes(b"half")
+    os.utime(tmp_path / ".part-blob-p.k.1", (1, 1))
+    (tmp_path / ".part-blob-p.k.2").write_bytes(b"being written")
+    assert await FileBlobs(tmp_path).older_than(3600.0) == []
+    assert [file.name for file in tmp_path.iterdir()] == [".part-blob-p.k.2"]
 
 
 class Failing:
