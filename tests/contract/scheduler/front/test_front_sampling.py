@@ -151,11 +151,11 @@ async def test_new_lease_holder_goes_on_with_running_samples_FUT_05(
     rule = double.faults.add("hold_before", "sample", times=1)
     sampler = await base_sampler(first, await session(first))
     replies = [await first.scheduler.Submit(sample_request(sampler, seq)) for seq in range(3)]
-    await eventually(lambda: len(double.journal.entries) == 2 and len(double.running) == 1)
+    await eventually(lambda: len(double.journal.entries) == 2 and len(double.running) == 1, 20)
     (held_id,) = double.running
     await first.stop()
     mesh.replicas.remove(first)
-    await eventually(lambda: double.attached == 1)
+    await eventually(lambda: double.attached == 1, 20)
     double.faults.remove(rule)
     for reply in replies:
         assert (await result(second, reply.request_id)).HasField("sample")
