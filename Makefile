@@ -1,6 +1,8 @@
 # tinkermesh needs Python 3.11+ and make; everything else is installed into .venv.
 #   make demo    the whole thing: install, start the mesh, train and sample with the SDK
 #   make test    install and pass the tests
+#   make up      install and start the mesh; Ctrl-C stops it
+#   make bench   measure everything that docs/performance.md quotes
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -21,12 +23,13 @@ install: $(VENV)/.installed
 
 $(VENV)/.installed: requirements/test.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("tinkermesh needs Python 3.11 or newer; set PYTHON=... to one") if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/test.txt \
+	@echo "installing into $(VENV): about 3 GB, a few minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/test.txt \
 	  || { test -n "$(TORCH_INDEX)" \
 	       && $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --extra-index-url "$(TORCH_INDEX)" -r requirements/test.txt; } \
 	  || { echo "Installation failed. If torch's CPU build was not found, run: make TORCH_INDEX=<PyTorch's CPU wheel index> $(MAKECMDGOALS)"; exit 1; }
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 up: install

@@ -90,6 +90,11 @@ class Keyring:
         found = self._keys.get(wanted)
         return found.tenant_id if found else ""
 
+    def tenants(self) -> set[str]:
+        """The ids of all tenants that have a key."""
+        self._refresh()
+        return {entry.tenant_id for entry in self._keys.values()}
+
     def add(self, key: str, *, tenant_id: str = "", label: str = "") -> str:
         """Admit `key`; answers its tenant id (a new random one unless given)."""
         if not key.startswith(KEY_PREFIX):

@@ -39,7 +39,7 @@ def resolve(root: Path, path: TinkerPath) -> Path:
     """The immutable version directory `path` names now. Raises MissingResource."""
     real = contained(root, public_directory(path))
     if not (real / META_FILE).is_file():
-        raise MissingResource(f"{path} does not exist")
+        raise MissingResource(f"{path} does not exist; saving answers the path to use")
     return real
 
 

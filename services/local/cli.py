@@ -116,8 +116,13 @@ def add_key(
     with _explained():
         directory = (state_dir or default_state_dir()).expanduser()
         secret = key or KEY_PREFIX + secrets.token_urlsafe(32)
-        tenant_id = keyring(directory / "keys.json", directory / "pepper").add(secret, tenant_id=tenant, label=label)
+        ring = keyring(directory / "keys.json", directory / "pepper")
+        if tenant and tenant not in ring.tenants():
+            raise InvalidInput(f"--tenant: {tenant!r} is not a tenant here; tinkermesh keys list shows them")
+        tenant_id = ring.add(secret, tenant_id=tenant, label=label)
         console.print(f"key     {secret}\ntenant  {tenant_id}", highlight=False, soft_wrap=True)
+        note = f"Admitted by the mesh on {directory}. Keep the key: it is not shown again."
+        console.print(note, highlight=False, soft_wrap=True, style="dim")
 
 
 @keys_app.command("list")

@@ -120,4 +120,5 @@ def _check_targets(index: int, datum: RawDatum, targets: Tensor, limits: Limits)
             f"this mesh takes {widest} target per position, send shape [{datum.length}]"
         )
     if targets.length != datum.length:
-        raise InvalidInput(f"datum {index}: {targets.length} target_tokens for {datum.length} model_input tokens")
+        counts = f"{targets.length} target_tokens for {datum.length} model_input tokens"
+        raise InvalidInput(f"datum {index}: {counts}; as many are needed")

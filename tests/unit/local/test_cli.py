@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from services.common.keyring import Keyring, load_pepper
@@ -33,11 +34,21 @@ def test_added_key_is_shown_once_and_kept_as_a_digest_SEC(tmp_path: Path) -> Non
     assert key not in listed.output + (tmp_path / "keys.json").read_text()
 
 
+def add_key(directory: Path, key: str, *options: str) -> Result:
+    return runner.invoke(cli.app, ["keys", "add", "--key", key, *options, "--state-dir", str(directory)])
+
+
 def test_second_key_of_a_tenant_keeps_its_id(tmp_path: Path) -> None:
-    for key in ("tml-one", "tml-two"):
-        arguments = ["keys", "add", "--key", key, "--tenant", "t-1", "--state-dir", str(tmp_path)]
-        assert runner.invoke(cli.app, arguments).exit_code == 0
-    assert ring(tmp_path).tenant_of("tml-one") == ring(tmp_path).tenant_of("tml-two") == "t-1"
+    assert add_key(tmp_path, "tml-one").exit_code == 0
+    tenant = ring(tmp_path).tenant_of("tml-one")
+    assert add_key(tmp_path, "tml-two", "--tenant", tenant).exit_code == 0
+    assert ring(tmp_path).tenant_of("tml-two") == tenant
+
+
+def test_a_mistyped_tenant_is_refused_and_makes_no_key(tmp_path: Path) -> None:
+    refused = add_key(tmp_path, "tml-one", "--tenant", "nobody")
+    assert refused.exit_code == 1
+    assert ring(tmp_path).tenants() == set()
 
 
 def test_key_without_the_prefix_is_refused(tmp_path: Path) -> None:
