@@ -32,7 +32,7 @@ class LocalMesh:
         try:
             self._lock = state.prepare(settings)
             self.supervisor = Supervisor(self.specs(), say)
-        except BaseException:
+        except BaseException:  # nothing is handled here: the lock goes, the cause goes on
             self._release()
             raise
 

@@ -49,7 +49,7 @@ def main() -> int:
         logging.getLogger().setLevel(settings.log_level)
         telemetry.configure("sampler", settings.sampler_id or str(os.getpid()))
         asyncio.run(serve(settings, vllm_engine))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the process boundary
         log.exception("the sampler ends: %s", error)
         return 1
     finally:

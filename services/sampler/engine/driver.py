@@ -127,7 +127,7 @@ class EngineDriver:
             while self._run_jobs():
                 self._deliver(self.steps.step())
             self.steps.close()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: open calls must hear of it
             log.exception("the engine died")
             self._loop.call_soon_threadsafe(self._die, EngineDead(f"stage engine step: the engine died: {error}"))
 

@@ -61,7 +61,7 @@ class VllmSteps:
     def add_adapter(self, adapter: EngineAdapter) -> None:
         try:
             self.engine.add_lora(lora_request(adapter))
-        except Exception:
+        except Exception:  # re-raised below
             # A failure in activation leaves the id registered, in a buffer.
             self.engine.remove_lora(adapter.engine_id)
             raise
@@ -134,7 +134,7 @@ class VllmEngine:
             await self._driver.call(lambda: self._steps.add_adapter(adapter))
         except EngineDead:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the engine's boundary: vLLM raises anything for a bad adapter
             raise InvalidInput(f"adapter {adapter.name} cannot be loaded: {error}") from error
 
     async def remove_adapter(self, adapter: EngineAdapter) -> None:
