@@ -15,6 +15,14 @@ from services.common.errors import InvalidInput
 S = TypeVar("S", bound=msgspec.Struct)
 
 
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What every service may be told."""
+
+    port_file: str = ""
+    """Where the bound port is written once the service is ready; "" = nowhere."""
+    log_level: str = "INFO"
+
+
 def from_environment(kind: type[S], service: str, environ: Mapping[str, str]) -> S:
     """Raises InvalidInput naming the variable whose value does not fit its field."""
     prefix = f"TINKERMESH_{service.upper()}_"

@@ -12,13 +12,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import uvicorn
 
-from services.common import logs, telemetry
-from services.common.errors import InvalidInput, TinkermeshError
-from services.common.settings import from_environment
+from services.common.errors import InvalidInput, Unavailable
+from services.common.process import service_main, write_port
 from services.gateway.app import create_app
 from services.gateway.gateway import Gateway
 from services.gateway.settings import Settings
@@ -48,18 +46,12 @@ class _Server(uvicorn.Server):  # type: ignore[misc]  # untyped here
 
 
 def main() -> int:
-    logs.configure("gateway")
-    try:
-        settings = from_environment(Settings, "gateway", os.environ)
-        logs.configure("gateway", settings.log_level)
-        _allow_many_connections()
-        telemetry.configure("gateway", f"{socket.gethostname()}-{os.getpid()}")
-        return asyncio.Runner(loop_factory=_loop_factory).run(_serve(settings))
-    except TinkermeshError as error:
-        log.critical("the gateway ends: %s", error.message)
-        return 1
-    finally:
-        telemetry.shutdown()
+    return service_main("gateway", Settings, lambda _: f"{socket.gethostname()}-{os.getpid()}", _run)
+
+
+def _run(settings: Settings) -> None:
+    _allow_many_connections()
+    asyncio.Runner(loop_factory=_loop_factory).run(_serve(settings))
 
 
 def _allow_many_connections() -> None:
@@ -76,7 +68,8 @@ def _loop_factory() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings) -> None:
+    """Until it is told to stop. Raises Unavailable when it could not start, which the log explains."""
     listener = _listener(settings)
     running: list[Gateway] = []
     config = uvicorn.Config(
@@ -94,7 +87,8 @@ async def _serve(settings: Settings) -> int:
     server = _Server(config, partial(_announce, listener.getsockname()[1], settings.port_file))
     _on_signals(server, running)
     await server.serve(sockets=[listener])
-    return 0 if server.started else 1
+    if not server.started:
+        raise Unavailable("it could not start")
 
 
 def _on_signals(server: uvicorn.Server, running: list[Gateway]) -> None:
@@ -130,11 +124,7 @@ def _bind(listen: str) -> socket.socket:
 
 
 def _announce(port: int, port_file: str) -> None:
-    if port_file:
-        path = Path(port_file)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(str(port))
-        temporary.replace(path)
+    write_port(port_file, port)
     log.info("serving on port %d", port)
 
 

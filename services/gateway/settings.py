@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from services.common.settings import ServiceSettings
+
 MEBIBYTE = 1 << 20
 
 
@@ -21,16 +23,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     relaxed_loss_config: bool = False
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(ServiceSettings, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:8000"
     # An inherited listening socket, so that replicas on one machine share a port; replaces `listen`.
     listen_fd: int | None = None
-    port_file: str = ""
     # host:port of every scheduler replica, separated by commas; or one gRPC target.
     scheduler: str = "127.0.0.1:7001"
     key_file: str
     pepper_file: str
-    log_level: str = "INFO"
 
     long_poll_seconds: float = 30.0
     max_body_bytes: int = 64 * MEBIBYTE

@@ -10,12 +10,9 @@ from pathlib import Path
 
 from tinkermesh.v1.types_pb2 import PoolFacts
 
-from services.common import logs, telemetry
-from services.common.settings import from_environment
+from services.common.process import service_main
 from services.sampler.process import StartableEngine, serve
 from services.sampler.settings import Settings
-
-log = logging.getLogger("services.sampler")
 
 
 def vllm_engine(settings: Settings, facts: PoolFacts) -> StartableEngine:
@@ -42,19 +39,12 @@ def vllm_engine(settings: Settings, facts: PoolFacts) -> StartableEngine:
     return VllmEngine(config, settings.stall_seconds)
 
 
+def run(settings: Settings) -> None:
+    asyncio.run(serve(settings.check(), vllm_engine))
+
+
 def main() -> int:
-    logs.configure("sampler")
-    try:
-        settings = from_environment(Settings, "sampler", os.environ).check()
-        logging.getLogger().setLevel(settings.log_level)
-        telemetry.configure("sampler", settings.sampler_id or str(os.getpid()))
-        asyncio.run(serve(settings, vllm_engine))
-    except Exception as error:  # noqa: BLE001 - the process boundary
-        log.exception("the sampler ends: %s", error)
-        return 1
-    finally:
-        telemetry.shutdown()
-    return 0
+    return service_main("sampler", Settings, lambda settings: settings.sampler_id or str(os.getpid()), run)
 
 
 if __name__ == "__main__":

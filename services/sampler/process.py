@@ -14,9 +14,10 @@ from tinkermesh.v1 import sampler_pb2_grpc as pb_grpc
 from tinkermesh.v1.types_pb2 import PoolFacts
 
 from services.common.grpc_server import GrpcServer
+from services.common.model_facts import model_facts
+from services.common.process import write_port
 from services.sampler.adapter_files import AdapterFiles
 from services.sampler.adapter_table import AdapterTable
-from services.sampler.facts import pool_facts
 from services.sampler.ports import Engine
 from services.sampler.registration import register_for_ever, registration
 from services.sampler.runs import SampleRuns
@@ -51,7 +52,7 @@ async def serve(settings: Settings, make_engine: EngineFactory) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    facts = await asyncio.to_thread(pool_facts, settings)
+    facts = await asyncio.to_thread(model_facts, settings, settings.dtype)
     engine = make_engine(settings, facts)
     if not await _started(engine, stop):
         return
@@ -113,7 +114,6 @@ class SamplerProcess:
     async def _start(self) -> str:
         """The advertised address; serving when it returns."""
         settings = self._settings
-        host = settings.listen.rsplit(":", 1)[0]
         incarnation = uuid.uuid4().hex
         self._description = describe(
             settings.sampler_id,
@@ -126,11 +126,10 @@ class SamplerProcess:
         self._servicer = SamplerServicer(self._description, self._engine, self._adapters, self._runs)
         pb_grpc.add_SamplerServicer_to_server(self._servicer, self._server.server)
         port = await self._server.start(settings.listen)
-        address = settings.advertise or f"{host}:{port}"
+        address = settings.advertised(port)
         if not self._description.sampler_id:
             self._description.sampler_id = f"sampler-{self._facts.pool}-{address}"
-        if settings.port_file:
-            write_port(Path(settings.port_file), port)
+        write_port(settings.port_file, port)
         log.info("serving pool %s at %s", self._facts.pool, address)
         return address
 
@@ -143,13 +142,6 @@ class SamplerProcess:
         await self._server.set_serving(False)
         await self._runs.drain(self._settings.drain_seconds)
         await self._server.stop(CLOSE_SECONDS)
-
-
-def write_port(path: Path, port: int) -> None:
-    """Atomically, so that a reader sees the whole number or nothing."""
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(f"{port}\n")
-    scratch.replace(path)
 
 
 def _adapter_table(engine: Engine, settings: Settings) -> AdapterTable:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -14,6 +13,7 @@ from tinkermesh.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb
 
 from services.common.errors import Unavailable
 from services.common.grpc_server import GrpcServer
+from services.common.process import write_port
 from services.scheduler.parts import Parts, assemble
 from services.scheduler.settings import Settings
 from services.scheduler.startup_checks import check_redis
@@ -58,8 +58,7 @@ class App:
         scheduler_pb2_grpc.add_RegistryServicer_to_server(parts.registry, self._server.server)
         admin_pb2_grpc.add_AdminServicer_to_server(parts.admin, self._server.server)
         self.port = await self._server.start(settings.listen)
-        if settings.port_file:
-            _write_port(Path(settings.port_file), self.port)
+        write_port(settings.port_file, self.port)
         log.info("replica %s serves at port %d", settings.replica, self.port)
         return self.port
 
@@ -135,10 +134,3 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
 def _services() -> Sequence[ServiceDescriptor]:
     scheduler = scheduler_pb2.DESCRIPTOR.services_by_name
     return [scheduler["Scheduler"], scheduler["Registry"], admin_pb2.DESCRIPTOR.services_by_name["Admin"]]
-
-
-def _write_port(path: Path, port: int) -> None:
-    """Atomically: a reader sees the whole number or nothing."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(f"{port}\n")
-    temporary.replace(path)

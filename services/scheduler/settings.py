@@ -8,15 +8,16 @@ from typing import Literal
 
 import msgspec
 
+from services.common.settings import ServiceSettings
 
-class Settings(msgspec.Struct, frozen=True):
+
+class Settings(ServiceSettings, frozen=True):
     """Times in seconds. `durability` relaxed starts on a Redis that may lose accepted work."""
 
     store_root: str
     pepper_file: str
     key_file: str = ""  # needed for access tokens of other accounts only
     listen: str = "127.0.0.1:7001"
-    port_file: str = ""
     redis_url: str = "redis://127.0.0.1:7000/0"
     replica: str = msgspec.field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     durability: Literal["strict", "relaxed"] = "strict"
@@ -32,4 +33,3 @@ class Settings(msgspec.Struct, frozen=True):
     open_samples_per_tenant: int = 8_192
     registration_seconds: float = 10.0
     term_lease_seconds: float = 5.0
-    log_level: str = "INFO"

@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tinkermesh.v1.types_pb2 import PoolFacts
 
-from services.common.errors import InvalidInput
-from services.common.ids import is_pool_name
-from services.common.model_files import ModelFiles, pool_name, read_model_files
+from services.common.model_facts import model_facts
 from services.trainer.losses import LOSSES
-from services.trainer.settings import Settings, split_names
+from services.trainer.settings import Settings
 
-DEFAULT_CONTEXT = 2048
 DTYPE = "float32"
 
 
 def pool_facts(settings: Settings) -> PoolFacts:
     """Raises InvalidInput when the model's directory or a name does not fit."""
-    files = read_model_files(Path(settings.model_path))
-    base_model = settings.base_model or files.directory.name
-    pool = settings.pool or pool_name(base_model)
-    if not is_pool_name(pool):
-        raise InvalidInput(f"pool {pool!r}: use up to 63 of a-z 0-9 _ - starting with a letter or digit")
-    return PoolFacts(
-        pool=pool,
-        base_model=base_model,
-        aliases=split_names(settings.aliases),
-        model_fingerprint=files.fingerprint,
-        vocab_size=files.vocab_size,
-        max_context=_context(settings, files),
-        dtype=DTYPE,
-        tokenizer_path=str(files.directory),
-        slots=settings.slots,
-        max_rank=settings.max_rank,
-        alpha=settings.alpha,
-        train_attn=True,
-        train_mlp=True,
-        train_unembed=True,
-        losses=LOSSES,
-        unit_token_budget=settings.unit_token_budget,
-        arch=files.architecture,
-    )
-
-
-def _context(settings: Settings, files: ModelFiles) -> int:
-    if settings.max_context > files.max_positions:
-        raise InvalidInput(f"max_context {settings.max_context} exceeds the model's {files.max_positions} positions")
-    return settings.max_context or min(files.max_positions, DEFAULT_CONTEXT)
+    facts = model_facts(settings, DTYPE)
+    facts.slots = settings.slots
+    facts.max_rank = settings.max_rank
+    facts.alpha = settings.alpha
+    facts.train_attn = facts.train_mlp = facts.train_unembed = True
+    facts.losses.extend(LOSSES)
+    facts.unit_token_budget = settings.unit_token_budget
+    return facts

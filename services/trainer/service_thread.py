@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import threading
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
 from tinkermesh.v1 import scheduler_pb2
@@ -16,6 +13,7 @@ from tinkermesh.v1 import trainer_pb2_grpc as pb_grpc
 
 from services.common.errors import ServerError
 from services.common.grpc_server import GrpcServer
+from services.common.process import write_port
 from services.trainer.registration import keep_registered
 from services.trainer.server import SERVICE, Identity, TrainerService
 from services.trainer.settings import Settings
@@ -69,15 +67,14 @@ class ServiceThread:
         self._server = GrpcServer([SERVICE])
         pb_grpc.add_TrainerServicer_to_server(service, self._server.server)
         port = await self._server.start(settings.listen)
-        address = advertised(settings, port)
+        address = settings.advertised(port)
         if settings.scheduler_targets:
             request = scheduler_pb2.RegisterTrainerRequest(
                 trainer_id=identity.trainer_id, incarnation=incarnation, address=address, facts=identity.facts
             )
             self._registration = asyncio.create_task(keep_registered(settings.scheduler_targets, request))
             self._registration.add_done_callback(self._registration_ended)
-        if settings.port_file:
-            _write_port(Path(settings.port_file), port)
+        write_port(settings.port_file, port)
         return address
 
     async def _withdraw(self) -> None:
@@ -93,18 +90,3 @@ class ServiceThread:
     def _registration_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             self._failed(task.exception() or ServerError("registration ended by itself"))
-
-
-def advertised(settings: Settings, port: int) -> str:
-    """`advertise`, or the bound address with a host other machines can use."""
-    if settings.advertise:
-        host, _, given = settings.advertise.rpartition(":")
-        return f"{host}:{port}" if given == "0" else settings.advertise
-    host = settings.listen.rpartition(":")[0]
-    return f"{socket.gethostname() if host in ('0.0.0.0', '[::]', '') else host}:{port}"
-
-
-def _write_port(path: Path, port: int) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(str(port))
-    temporary.replace(path)

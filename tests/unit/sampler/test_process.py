@@ -20,7 +20,7 @@ from tinkermesh.v1.sampler_pb2_grpc import SamplerStub
 from services.common.errors import InvalidInput
 from services.common.grpc_channel import open_channel
 from services.common.grpc_server import GrpcServer
-from services.sampler.facts import pool_facts
+from services.common.model_facts import model_facts
 from services.sampler.ports import EngineDead
 from services.sampler.process import SamplerProcess
 from services.sampler.settings import Settings
@@ -77,7 +77,7 @@ class Running:
         self.stop = asyncio.Event()
 
     async def __aenter__(self) -> Running:
-        process = SamplerProcess(self.settings, self.engine, pool_facts(self.settings))
+        process = SamplerProcess(self.settings, self.engine, model_facts(self.settings, "float32"))
         self.task = asyncio.create_task(process.serve(self.stop))
         async with asyncio.timeout(10):
             while not Path(self.settings.port_file).exists() and not self.task.done():
@@ -206,7 +206,7 @@ def test_settings_that_cannot_be_honoured_are_named(model: Path, changes: dict[s
 )
 def test_facts_that_do_not_fit_are_named(model: Path, changes: dict[str, object], text: str) -> None:
     with pytest.raises(InvalidInput, match=text):
-        pool_facts(settings_for(model, **changes))
+        model_facts(settings_for(model, **changes), "float32")
 
 
 def _environment(model: Path) -> dict[str, str]:

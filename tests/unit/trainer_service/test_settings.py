@@ -8,7 +8,6 @@ import pytest
 from services.common.errors import InvalidInput
 from services.common.settings import from_environment, to_environment
 from services.trainer.facts import pool_facts
-from services.trainer.service_thread import advertised
 from services.trainer.settings import Settings
 
 
@@ -33,18 +32,6 @@ def test_untested_parallelism_is_refused_by_name(field: str):
 def test_counts_below_one_are_refused_by_name(field: str):
     with pytest.raises(InvalidInput, match=field):
         settings(**{field: 0}).check()
-
-
-@pytest.mark.parametrize(
-    ("listen", "advertise", "expected"),
-    [
-        ("127.0.0.1:0", "", "127.0.0.1:99"),
-        ("0.0.0.0:7002", "trainer-0.mesh:7002", "trainer-0.mesh:7002"),
-        ("0.0.0.0:0", "trainer-0.mesh:0", "trainer-0.mesh:99"),
-    ],
-)
-def test_advertised_address(listen: str, advertise: str, expected: str):
-    assert advertised(settings(listen=listen, advertise=advertise), 99) == expected
 
 
 def _model(directory: Path, positions: int) -> str:
