@@ -41,7 +41,7 @@ def tenants(tmp_path: Path) -> Tenants:
 @pytest.fixture
 async def scheduler() -> AsyncIterator[FakeScheduler]:
     fake = FakeScheduler()
-    fake.port = await fake.start()  # type: ignore[attr-defined]
+    await fake.start()
     yield fake
     await fake.stop()
 
@@ -51,7 +51,7 @@ def settings(tenants: Tenants, scheduler: FakeScheduler) -> Settings:
     return Settings(
         key_file=str(tenants.key_file),
         pepper_file=str(tenants.pepper_file),
-        scheduler=f"127.0.0.1:{scheduler.port}",  # type: ignore[attr-defined]
+        scheduler=f"127.0.0.1:{scheduler.port}",
         long_poll_seconds=2.0,
         retry_seconds=15.0,
     )

@@ -13,7 +13,8 @@ from tinkermesh.wire.v1 import wire_pb2 as wire
 
 from tests.contract.gateway import wire_forms as forms
 from tests.contract.gateway.conftest import Client
-from tests.contract.gateway.fake_scheduler import VOCAB, FakeScheduler
+from tests.contract.gateway.fake_scheduler import FakeScheduler
+from tests.contract.gateway.submitted import VOCAB
 
 T3 = [5, 6, 7]
 ONES = forms.tensor([1.0, 1.0, 1.0], "float32")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.contract.gateway.conftest import Client
-from tests.contract.gateway.fake_scheduler import BASE_MODEL, VOCAB, FakeScheduler
+from tests.contract.gateway.fake_scheduler import FakeScheduler
+from tests.contract.gateway.submitted import BASE_MODEL, VOCAB
 
 LORA: list[tuple[str, dict[str, Any], str]] = [
     ("rank 0", {"rank": 0}, r"lora_config.rank must lie in \[1, 32\], not 0"),

@@ -10,7 +10,8 @@ from tinkermesh.wire.v1 import wire_pb2 as wire
 from services.common.errors import Busy, ContractViolation, KeyConflict, ModelClosed, Unavailable
 from tests.contract.gateway import wire_forms as forms
 from tests.contract.gateway.conftest import Client, Tenants
-from tests.contract.gateway.fake_scheduler import BASE_MODEL, FakeScheduler
+from tests.contract.gateway.fake_scheduler import FakeScheduler
+from tests.contract.gateway.submitted import BASE_MODEL
 
 POSTS = [
     "client/config",

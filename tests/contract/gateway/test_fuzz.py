@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.contract.gateway import wire_forms as forms
 from tests.contract.gateway.conftest import Client
-from tests.contract.gateway.fake_scheduler import BASE_MODEL
+from tests.contract.gateway.submitted import BASE_MODEL
 
 EXAMPLES = 60
 

@@ -41,7 +41,7 @@ async def test_poll_answers_at_the_settlement_FUT_03(client: Client, scheduler: 
     scheduler.held = True
     request_id = await submit(client, model)
     poll = asyncio.create_task(client.result(request_id))
-    await until(lambda: any(watcher.open for watcher in scheduler.watchers))
+    await until(lambda: scheduler.streams.open_polls > 0)
     assert not poll.done()
     settled = time.monotonic()
     scheduler.release()
@@ -54,7 +54,7 @@ async def test_pending_after_the_poll_is_408_with_its_queue_state_API_05_FUT_09(
     client: Client, scheduler: FakeScheduler, model: str
 ) -> None:
     scheduler.held = True
-    scheduler.queue_state = ("paused_capacity", "all 8 slots are taken")
+    scheduler.streams.queue_state = ("paused_capacity", "all 8 slots are taken")
     request_id = await submit(client, model)
     began = time.monotonic()
     answer = await client.result(request_id)
@@ -73,7 +73,7 @@ async def test_a_second_poll_after_408_gets_the_result(client: Client, scheduler
     request_id = await submit(client, model)
     assert (await client.result(request_id)).status_code == 408
     poll = asyncio.create_task(client.result(request_id))
-    await until(lambda: any(watcher.open for watcher in scheduler.watchers))
+    await until(lambda: scheduler.streams.open_polls > 0)
     scheduler.release()
     assert (await poll).status_code == 200
     assert (await client.result(request_id)).status_code == 200  # and again: kept for a while
@@ -99,7 +99,7 @@ async def test_foreign_poll_is_403_and_does_not_disturb_the_owners_SEC_05(
     scheduler.held = True
     request_id = await submit(client, model)
     poll = asyncio.create_task(client.result(request_id))
-    await until(lambda: any(watcher.open for watcher in scheduler.watchers))
+    await until(lambda: scheduler.streams.open_polls > 0)
     assert (await other.result(request_id)).status_code == 403
     scheduler.release()
     assert (await poll).json()["metrics"]
@@ -110,7 +110,7 @@ async def test_many_polls_of_one_request_share_one_wait(client: Client, schedule
     scheduler.held = True
     request_id = await submit(client, model)
     polls = [asyncio.create_task(client.result(request_id)) for _ in range(20)]
-    await until(lambda: any(watcher.open for watcher in scheduler.watchers))
+    await until(lambda: scheduler.streams.open_polls > 0)
     assert client.gateway.hub.open_waits == 1
     scheduler.release()
     assert {answer.status_code for answer in await asyncio.gather(*polls)} == {200}
@@ -121,8 +121,8 @@ async def test_two_hundred_polls_over_one_stream_FUT_07(client: Client, schedule
     scheduler.held = True
     ids = await asyncio.gather(*(submit(client, model, seq) for seq in range(1, 201)))
     polls = [asyncio.create_task(client.result(request_id)) for request_id in ids]
-    await until(lambda: sum(len(watcher.open) for watcher in scheduler.watchers) == 200)
-    assert len(scheduler.watchers) == 1
+    await until(lambda: scheduler.streams.open_polls == 200)
+    assert scheduler.streams.count == 1
     began = time.monotonic()
     scheduler.release()
     assert {answer.status_code for answer in await asyncio.gather(*polls)} == {200}
@@ -147,7 +147,7 @@ async def test_poll_cap_is_429(settings: Settings, scheduler: FakeScheduler, ten
 
 
 async def test_lost_wake_up_costs_one_poll_at_most(client: Client, scheduler: FakeScheduler, model: str) -> None:
-    scheduler.held = scheduler.silent = True
+    scheduler.held = scheduler.streams.silent = True
     request_id = await submit(client, model)
     poll = asyncio.create_task(client.result(request_id))
     await until(lambda: client.gateway.hub.open_waits == 1)
@@ -173,9 +173,8 @@ async def test_drained_polls_are_408_at_once_MESH_03(client: Client, scheduler: 
 @pytest.fixture
 async def replicas(scheduler: FakeScheduler) -> AsyncIterator[tuple[FakeScheduler, FakeScheduler]]:
     """Two servers over one state, as two schedulers over one Redis."""
-    second = FakeScheduler()
-    second.__dict__.update({k: v for k, v in scheduler.__dict__.items() if k not in ("_server", "watchers", "port")})
-    second.port = await second.start()  # type: ignore[attr-defined]
+    second = scheduler.replica()
+    await second.start()
     yield scheduler, second
     await second.stop()
 
@@ -183,7 +182,7 @@ async def replicas(scheduler: FakeScheduler) -> AsyncIterator[tuple[FakeSchedule
 async def test_polls_survive_the_death_of_their_scheduler_FAIL_14(
     settings: Settings, replicas: tuple[FakeScheduler, FakeScheduler], tenants: Tenants
 ) -> None:
-    ports = ",".join(f"127.0.0.1:{one.port}" for one in replicas)  # type: ignore[attr-defined]
+    ports = ",".join(f"127.0.0.1:{one.port}" for one in replicas)
     patient = msgspec.structs.replace(settings, scheduler=ports, long_poll_seconds=10.0, retry_seconds=8.0)
     model = replicas[0].add_model(tenants.first, replicas[0].add_session(tenants.first))
     async with running(patient) as (http, gateway):
@@ -192,11 +191,11 @@ async def test_polls_survive_the_death_of_their_scheduler_FAIL_14(
             one.held = True
         ids = [await submit(client, model, seq) for seq in range(1, 11)]
         polls = [asyncio.create_task(client.result(request_id)) for request_id in ids]
-        await until(lambda: sum(len(w.open) for one in replicas for w in one.watchers) == 10)
-        dying = next(one for one in replicas if one.watchers)
+        await until(lambda: sum(one.streams.open_polls for one in replicas) == 10)
+        dying = next(one for one in replicas if one.streams.count)
         living = next(one for one in replicas if one is not dying)
         await dying.stop()
-        await until(lambda: sum(len(w.open) for w in living.watchers) == 10)
+        await until(lambda: living.streams.open_polls == 10)
         assert not any(poll.done() for poll in polls)
         living.release()
         assert {answer.status_code for answer in await asyncio.gather(*polls)} == {200}
@@ -211,13 +210,13 @@ async def test_poll_is_408_while_no_scheduler_is_there(
     async with running(settings) as (http, gateway):
         client = Client(http, gateway, KEY)
         request_id = await submit(client, model)
-        port = scheduler.port  # type: ignore[attr-defined]
+        port = scheduler.port
         await scheduler.stop()
         answer = await client.result(request_id)
         assert answer.status_code == 408
         assert "away" in answer.json()["queue_state_reason"]
         await scheduler.start(f"127.0.0.1:{port}")
         poll = asyncio.create_task(client.result(request_id))
-        await until(lambda: any(watcher.open for watcher in scheduler.watchers), 10.0)
+        await until(lambda: scheduler.streams.open_polls > 0, 10.0)
         scheduler.release()
         assert (await poll).status_code == 200

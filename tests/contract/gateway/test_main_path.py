@@ -9,7 +9,8 @@ from tinkermesh.wire.v1 import wire_pb2 as wire
 from services.common.datum_blocks import decode
 from tests.contract.gateway import wire_forms as forms
 from tests.contract.gateway.conftest import Client, Tenants
-from tests.contract.gateway.fake_scheduler import BASE_MODEL, FakeScheduler
+from tests.contract.gateway.fake_scheduler import FakeScheduler
+from tests.contract.gateway.submitted import BASE_MODEL
 
 
 async def test_healthz_needs_no_key_API_01(client: Client) -> None:

@@ -38,7 +38,7 @@ async def post(base: str, path: str, body: Any, **headers: str) -> httpx.Respons
 
 async def open_waits(scheduler: FakeScheduler, count: int) -> None:
     async with asyncio.timeout(10):
-        while sum(len(watcher.open) for watcher in scheduler.watchers) != count:
+        while scheduler.streams.open_polls != count:
             await asyncio.sleep(0.01)
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from services.gateway.settings import Settings
 from tests.contract.gateway.conftest import KEY
-from tests.contract.gateway.fake_scheduler import BASE_MODEL, FakeScheduler
+from tests.contract.gateway.fake_scheduler import FakeScheduler
 from tests.contract.gateway.process import ROOT, environment, gateway_process
+from tests.contract.gateway.submitted import BASE_MODEL
 
 pytest.importorskip("tinker", reason="the SDK is not installed")
 

@@ -15,7 +15,8 @@ import zstandard
 from tinkermesh.wire.v1 import wire_pb2 as wire
 
 from tests.contract.gateway.conftest import Client, Tenants
-from tests.contract.gateway.fake_scheduler import BASE_MODEL, FakeScheduler
+from tests.contract.gateway.fake_scheduler import FakeScheduler
+from tests.contract.gateway.submitted import BASE_MODEL
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "spec" / "wire-samples"
 GROUPS = ("sdk38", "sdk26", "flags", "poll", "fail", "jsonfb", "noseq", "bp", "nodyn", "extras")
