@@ -1,14 +1,10 @@
-"""Trainers to test against: in this process with hooks, or as a real process; and units to send."""
+"""A trainer to test against, in this process with hooks, and units to send to it or to a real one."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import queue
-import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -24,7 +20,6 @@ from tinkermesh.v1.types_pb2 import AdamParams, AdapterLayout, LossConfig
 from services.common.datum_blocks import Datum, encode
 from services.common.frames import frames
 from services.common.grpc_channel import open_channel
-from services.common.settings import to_environment
 from services.trainer import facts
 from services.trainer.app import Leader, build_engine
 from services.trainer.control import Alone
@@ -32,13 +27,12 @@ from services.trainer.rank_loop import Commands, Stop
 from services.trainer.ranks import Ranks
 from services.trainer.settings import Settings
 from tests.contract.trainer.stub_engine import VOCABULARY, StubEngine
+from tests.contract.trainer.trainer_process import WAIT_SECONDS, read_port
 
 STUB = "tests.contract.trainer.stub_engine:build"
-WAIT_SECONDS = 20.0
 LAYOUT = AdapterLayout(rank=4, alpha=32.0, train_attn=True, train_mlp=True, train_unembed=True)
 ADAM = AdamParams(learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8)
 MODEL = "11111111-1111-4111-8111-111111111111:train:0"
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def model_directory(root: Path) -> Path:
@@ -238,27 +232,24 @@ class LocalTrainer:
         self._commands.put(Stop())
         await asyncio.to_thread(self._thread.join, WAIT_SECONDS)
         assert not self._thread.is_alive()
+        assert self.error is None
 
     def digests(self) -> list[str]:
         return [self.engine.slot_digest(slot) for slot in range(self.settings.slots)]
 
 
-async def read_port(path: Path, alive: subprocess.Popen[bytes] | None = None, seconds: float = WAIT_SECONDS) -> int:
-    deadline = time.monotonic() + seconds
-    while not path.is_file():
-        assert time.monotonic() < deadline, "the trainer did not serve in time"
-        assert alive is None or alive.poll() is None, f"the trainer ended with {alive and alive.returncode}"
-        await asyncio.sleep(0.02)
-    return int(path.read_text())
+Rig = tuple[LocalTrainer, Client]
 
 
 @asynccontextmanager
-async def local_trainer(root: Path, **changes: object) -> AsyncIterator[tuple[LocalTrainer, Client]]:
+async def local_trainer(root: Path, **changes: object) -> AsyncIterator[Rig]:
     trainer = LocalTrainer(stub_settings(root, **changes))
     address = await trainer.start()
-    async with connected(address) as client:
-        yield trainer, client
-    await trainer.stop()
+    try:
+        async with connected(address) as client:
+            yield trainer, client
+    finally:
+        await trainer.stop()
 
 
 @asynccontextmanager
@@ -271,42 +262,7 @@ async def connected(address: str) -> AsyncIterator[Client]:
         yield Client(stub, units)
 
 
-class TrainerProcess:
-    """``python -m services.trainer`` with these settings."""
-
-    def __init__(self, settings: Settings, **environment: str) -> None:
-        self.settings = settings
-        Path(settings.port_file).unlink(missing_ok=True)
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'protos'}"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "services.trainer"],
-            env={**variables, **to_environment(settings, "trainer"), **environment},
-            cwd=REPOSITORY,
-            stderr=subprocess.PIPE,
-        )
-        self._log: list[bytes] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        self._log.extend(self.process.stderr)
-
-    async def address(self, seconds: float = 90.0) -> str:
-        return f"127.0.0.1:{await read_port(Path(self.settings.port_file), self.process, seconds)}"
-
-    async def wait(self, seconds: float = WAIT_SECONDS) -> int:
-        return await asyncio.to_thread(self.process.wait, seconds)
-
-    async def terminate(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return await self.wait()
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(WAIT_SECONDS)
-
-    def log(self) -> str:
-        self._reader.join(2.0)
-        return b"".join(self._log).decode()
+async def train(client: Client, slot: int, steps: int, *, load: int = 1, seed: int = 0) -> None:
+    for step in range(steps):
+        await client.done(client.units.train([(slot, [datum(seed=seed + step)])], load=load))
+        await client.done(client.units.optim(slot, load=load))

@@ -1,4 +1,4 @@
-"""Save, load and snapshot through the service: what is written, refused and restored."""
+"""Save and snapshot through the service: what is written, under which name, and when."""
 
 from __future__ import annotations
 
@@ -9,73 +9,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from tinkermesh.v1.types_pb2 import FAILURE_CATEGORY_SERVER, FAILURE_CATEGORY_USER, AdapterLayout
+from safetensors.torch import load_file
+from tinkermesh.v1.types_pb2 import FAILURE_CATEGORY_SERVER, FAILURE_CATEGORY_USER
 
 from services.trainer import checkpoint
-from tests.contract.trainer.harness import LAYOUT, MODEL, Client, LocalTrainer, datum, local_trainer
-
-Rig = tuple[LocalTrainer, Client]
-
-
-async def train(client: Client, slot: int, steps: int, *, load: int = 1, seed: int = 0) -> None:
-    for step in range(steps):
-        await client.done(client.units.train([(slot, [datum(seed=seed + step)])], load=load))
-        await client.done(client.units.optim(slot, load=load))
-
-
-async def test_resume_in_another_slot_is_bitwise_CKPT_05_CKPT_07(rig: Rig):
-    trainer, client = rig
-    await client.done(client.units.init(0))
-    await train(client, 0, 3)
-    version = await client.published(client.units.save(0, "k3"))
-    await client.done(client.units.load(3, version))
-    assert trainer.engine.slot_digest(3) == trainer.engine.slot_digest(0)
-    await train(client, 0, 1, seed=50)
-    await train(client, 3, 1, seed=50)
-    assert trainer.engine.slot_digest(3) == trainer.engine.slot_digest(0)
-
-
-@pytest.mark.parametrize("control", ["weights only", "masters through bfloat16", "clock reset"])
-async def test_incomplete_state_is_not_bitwise_CKPT_07_negative_control(rig: Rig, control: str):
-    trainer, client = rig
-    await client.done(client.units.init(0))
-    await train(client, 0, 3)
-    version = await client.published(client.units.save(0, "k3"))
-    await client.done(client.units.load(3, version, optimizer=control != "weights only"))
-    copy = trainer.engine.slots[3]
-    if control == "masters through bfloat16":
-        copy.weights = {name: t.bfloat16().float() for name, t in copy.weights.items()}
-    if control == "clock reset":
-        copy.step = 0
-    await train(client, 0, 1, seed=50)
-    await train(client, 3, 1, seed=50)
-    assert trainer.engine.slot_digest(3) != trainer.engine.slot_digest(0)
-
-
-async def test_load_without_the_optimizer_starts_adam_fresh_CKPT_09(rig: Rig):
-    trainer, client = rig
-    await client.done(client.units.init(0))
-    await train(client, 0, 2)
-    version = await client.published(client.units.save(0, "k2"))
-    await client.done(client.units.load(1, version, optimizer=False))
-    loaded, source = trainer.engine.slots[1], trainer.engine.slots[0]
-    assert (loaded.averages, loaded.squares, loaded.step) == ({}, {}, 0)
-    assert all(torch.equal(loaded.weights[name], weight) for name, weight in source.weights.items())
-
-
-async def test_pending_gradients_are_not_saved_and_a_load_clears_them_CKPT_10(rig: Rig):
-    trainer, client = rig
-    await client.done(client.units.init(0))
-    await client.done(client.units.train([(0, [datum()])]))
-    version = await client.published(client.units.save(0, "pending"))
-    assert trainer.engine.window_open(0)
-    await client.done(client.units.load(1, version))
-    outcome = await client.done(client.units.optim(1))
-    assert outcome.slots[0].metrics["grad_norm"] == 0
-    await client.done(client.units.load(0, version, into=1))
-    assert not trainer.engine.window_open(0)
+from tests.contract.trainer.damage import rewrite
+from tests.contract.trainer.harness import MODEL, Rig, local_trainer, train
 
 
 async def test_metadata_and_files_of_a_checkpoint_CKPT_11(rig: Rig):
@@ -107,149 +46,6 @@ async def test_snapshot_holds_weights_only(rig: Rig):
     link = trainer.store / f"runs/{MODEL}/sampler_weights/1"
     assert link.is_symlink()
     assert link.readlink() == Path(version.name)
-
-
-def _drop(version: Path) -> None:
-    (version / "adapter_model.safetensors").unlink()
-
-
-def _flip(version: Path) -> None:
-    path = version / "adapter_model.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
-def _truncate(version: Path) -> None:
-    path = version / "optimizer.safetensors"
-    path.write_bytes(path.read_bytes()[:-8])
-
-
-def _garbage_meta(version: Path) -> None:
-    (version / "meta.json").write_text("{")
-
-
-def _edit_meta(version: Path, **changes: object) -> None:
-    path = version / "meta.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def _rewrite(version: Path, file: str, change) -> None:
-    """Changes tensors and makes the manifest agree, so only the deeper checks can notice."""
-    tensors = load_file(version / file)
-    change(tensors)
-    save_file(tensors, version / file)
-    data = (version / file).read_bytes()
-    files = json.loads((version / "meta.json").read_text())["files"]
-    files[file] = {"bytes": len(data), "blake2b": checkpoint._checksum(data)}
-    _edit_meta(version, files=files)
-
-
-def _missing_tensor(version: Path) -> None:
-    _rewrite(version, "adapter_model.safetensors", lambda t: t.pop(next(iter(t))))
-
-
-def _unknown_tensor(version: Path) -> None:
-    _rewrite(version, "adapter_model.safetensors", lambda t: t.update(extra=torch.zeros(1)))
-
-
-def _misshaped(version: Path) -> None:
-    _rewrite(version, "optimizer.safetensors", lambda t: t.update({k: v[:1] for k, v in list(t.items())[:1]}))
-
-
-def _wrong_dtype(version: Path) -> None:
-    _rewrite(version, "adapter_model.safetensors", lambda t: t.update({k: v.half() for k, v in list(t.items())[:1]}))
-
-
-def _not_finite(version: Path) -> None:
-    _rewrite(version, "adapter_model.safetensors", lambda t: next(iter(t.values())).fill_(float("nan")))
-
-
-DAMAGE = {
-    "missing file": (_drop, "cannot be read"),
-    "flipped bit": (_flip, "adapter_model.safetensors does not match its checksum"),
-    "truncated file": (_truncate, "optimizer.safetensors does not match its checksum"),
-    "garbage metadata": (_garbage_meta, "meta.json cannot be read"),
-    "metadata of another type": (lambda v: (v / "meta.json").write_text("[1]"), "not an object"),
-    "newer format": (lambda v: _edit_meta(v, format_version=2), "format_version is 2"),
-    "bad step": (lambda v: _edit_meta(v, optimizer_step="3"), "optimizer_step"),
-    "missing tensor": (_missing_tensor, "1 tensors missing"),
-    "unknown tensor": (_unknown_tensor, "1 unknown"),
-    "misshaped tensor": (_misshaped, "has shape"),
-    "wrong dtype": (_wrong_dtype, "expected float32"),
-    "not finite": (_not_finite, "not finite"),
-    "whole version gone": (shutil.rmtree, "does not exist"),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-async def test_damaged_checkpoint_is_a_user_error_and_the_slot_is_bitwise_unchanged_CKPT_06_CKPT_17(
-    rig: Rig, kind: str
-):
-    trainer, client = rig
-    damage, text = DAMAGE[kind]
-    await client.done(client.units.init(0))
-    await train(client, 0, 2)
-    version = await client.published(client.units.save(0, "a"))
-    await client.done(client.units.train([(0, [datum(seed=9)])]))
-    before = trainer.digests()
-    damage(trainer.store / version)
-    outcome, _ = await client.execute(client.units.load(0, version, into=1))
-    assert outcome.failure.category == FAILURE_CATEGORY_USER
-    assert text in outcome.failure.message
-    assert str(trainer.store) not in outcome.failure.message
-    assert not any(slot.assignment_began for slot in outcome.slots)
-    assert trainer.digests() == before
-    await client.done(client.units.optim(0))
-
-
-async def test_failure_after_assignment_began_is_told_CKPT_06(rig: Rig):
-    trainer, client = rig
-    await client.done(client.units.init(0))
-    version = await client.published(client.units.save(0, "a"))
-    trainer.engine.broken["restore"] = RuntimeError("boom")
-    outcome, _ = await client.execute(client.units.load(0, version, into=1))
-    assert outcome.slots[0].assignment_began
-    assert outcome.slots[0].failure.category == FAILURE_CATEGORY_SERVER
-
-
-@pytest.mark.parametrize(
-    ("field", "layout"),
-    [
-        ("rank", AdapterLayout(rank=2, alpha=32.0, train_attn=True, train_mlp=True, train_unembed=True)),
-        ("alpha", AdapterLayout(rank=4, alpha=16.0, train_attn=True, train_mlp=True, train_unembed=True)),
-        ("train_unembed", AdapterLayout(rank=4, alpha=32.0, train_attn=True, train_mlp=True)),
-    ],
-)
-async def test_checkpoint_of_another_layout_is_refused_naming_the_field_CKPT_12(rig: Rig, field: str, layout):
-    trainer, client = rig
-    await client.done(client.units.init(0))
-    version = await client.published(client.units.save(0, "a"))
-    before = trainer.digests()
-    assert f"{field} is {getattr(LAYOUT, field)!r}" in await client.refused(
-        client.units.load(1, version, layout=layout)
-    )
-    assert trainer.digests() == before
-
-
-async def test_checkpoint_of_another_base_model_and_snapshots_are_refused_CKPT_12(rig: Rig):
-    trainer, client = rig
-    await client.done(client.units.init(0))
-    version = await client.published(client.units.save(0, "a"))
-    _edit_meta(trainer.store / version, base_model="other/model")
-    assert "base_model is 'other/model'" in await client.refused(client.units.load(1, version))
-    snapshot = await client.published(client.units.snapshot(0, "1"))
-    assert "kind is 'sampler_weights'" in await client.refused(client.units.load(1, snapshot))
-
-
-async def test_directories_outside_the_store_are_refused(rig: Rig):
-    trainer, client = rig
-    await client.done(client.units.init(0))
-    assert "leaves the store" in await client.refused(client.units.load(1, "../elsewhere"))
-    unit = client.units.save(0, "a")
-    unit.save.directory = "runs/../../outside/weights/a"
-    assert "leaves the store" in await client.refused(unit)
-    assert not (trainer.store.parent / "outside").exists()
 
 
 async def test_existing_name_needs_overwrite_and_plain_directories_stay_CKPT_04(rig: Rig):
@@ -386,7 +182,7 @@ async def test_load_reads_one_pinned_version_even_if_overwritten_meanwhile_CKPT_
         meta = plain(directory, name)
         newer = directory.with_name("_version_a_" + "0" * 32)
         shutil.copytree(directory, newer)
-        _rewrite(newer, "adapter_model.safetensors", lambda t: [v.add_(1) for v in t.values()])
+        rewrite(newer, "adapter_model.safetensors", lambda t: [v.add_(1) for v in t.values()])
         (public.parent / "link").symlink_to(newer.name)
         (public.parent / "link").replace(public)
         swung.append(newer)

@@ -8,9 +8,7 @@ from tinkermesh.v1.types_pb2 import FAILURE_CATEGORY_SERVER, FAILURE_CATEGORY_US
 
 from services.common.errors import InvalidInput
 from services.trainer.engine import StepResult
-from tests.contract.trainer.harness import Client, LocalTrainer, datum
-
-Rig = tuple[LocalTrainer, Client]
+from tests.contract.trainer.harness import Rig, datum
 
 
 async def test_outcomes_and_logprobs_are_in_item_order_FAIL_09(rig: Rig):

@@ -18,14 +18,8 @@ import pytest
 from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1.types_pb2 import FAILURE_CATEGORY_SERVER
 
-from tests.contract.trainer.harness import (
-    MODEL,
-    Client,
-    TrainerProcess,
-    connected,
-    datum,
-    stub_settings,
-)
+from tests.contract.trainer.harness import MODEL, Client, connected, datum, stub_settings
+from tests.contract.trainer.trainer_process import TrainerProcess
 
 
 @asynccontextmanager

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from services.common.datum_blocks import Datum
-from tests.contract.trainer.harness import Client, TrainerProcess, connected, stub_settings
+from tests.contract.trainer.harness import Client, connected, stub_settings
+from tests.contract.trainer.trainer_process import TrainerProcess
 from tools.make_tiny_qwen3 import build
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]

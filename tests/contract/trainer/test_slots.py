@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tests.contract.trainer.harness import LAYOUT, Client, LocalTrainer, datum
-
-Rig = tuple[LocalTrainer, Client]
+from tests.contract.trainer.harness import LAYOUT, Rig, datum
 
 
 async def test_every_load_of_an_empty_slot_has_its_own_number(rig: Rig):

@@ -10,7 +10,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 from tinkermesh.v1 import trainer_pb2 as pb
 
-from tests.contract.trainer.harness import WAIT_SECONDS, TrainerProcess, collect, connected, stub_settings, unit_frames
+from tests.contract.trainer.harness import collect, connected, stub_settings, unit_frames
+from tests.contract.trainer.trainer_process import WAIT_SECONDS, TrainerProcess
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"

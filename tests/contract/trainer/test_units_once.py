@@ -10,9 +10,8 @@ import pytest
 from tinkermesh.v1 import trainer_pb2 as pb
 
 from services.common.errors import InvalidInput, StaleFence, UnknownId, from_rpc_error
-from tests.contract.trainer.harness import WAIT_SECONDS, Client, LocalTrainer, collect, datum, unit_frames
-
-Rig = tuple[LocalTrainer, Client]
+from tests.contract.trainer.harness import Rig, collect, datum, unit_frames
+from tests.contract.trainer.trainer_process import WAIT_SECONDS
 
 
 async def test_repeated_unit_has_one_effect_and_the_recorded_outcome_IDEM_14(rig: Rig):
