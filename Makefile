@@ -1,8 +1,9 @@
 # tinkermesh needs Python 3.11+ and make; everything else is installed into .venv.
-#   make demo    the whole thing: install, start the mesh, train and sample with the SDK
-#   make test    install and pass the tests
-#   make up      install and start the mesh; Ctrl-C stops it
-#   make bench   measure everything that docs/performance.md quotes
+#   make demo        the whole thing: install, start the mesh, train and sample with the SDK
+#   make test        install and pass the tests
+#   make up          install and start the mesh; Ctrl-C stops it
+#   make sdk-matrix  the main path under four SDK releases
+#   make bench       measure everything that docs/performance.md quotes
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +15,7 @@ PYTEST_ARGS ?=
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help install up demo demo-two-tenants test test-fast lint protos protos-check locks bench sdk-venvs clean
+.PHONY: help install up demo demo-two-tenants test test-fast lint protos protos-check locks bench sdk-venvs sdk-matrix clean
 
 help:
 	@sed -n 's/^#  *make/make/p' Makefile
@@ -57,6 +58,11 @@ locks: install
 
 sdk-venvs: install
 	$(BIN)/python tools/sdk_venv.py 0.26.2
+
+# The main path under every SDK release the mesh promises to serve; `make test` runs the oldest and the newest.
+sdk-matrix: install
+	$(BIN)/python tools/sdk_venv.py 0.26.2 0.30.4 0.34.0
+	TINKERMESH_TEST_WHOLE_MATRIX=1 $(BIN)/python -m pytest -v tests/mesh/test_sdk_scenario.py tests/contract/sdk
 
 test: lint protos-check sdk-venvs
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

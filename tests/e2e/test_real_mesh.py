@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.doubles.mesh import RealMeshProcesses
-from tests.doubles.scenario import sdk_python, start_scenario
+from tests.doubles.scenario import start_scenario
 from tests.doubles.scenario_checks import check_scenario, difference
+from tests.doubles.sdk_matrix import OLDEST, interpreter
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 TOLERANCE = 1e-3
@@ -39,9 +40,7 @@ def test_resume_with_optimizer_is_bitwise_CKPT_07(report: dict[str, Any]) -> Non
 
 
 def test_sdk_0_26_runs_the_main_path_on_real_engines_API_01(real_mesh: RealMeshProcesses, tmp_path: Path) -> None:
-    python = sdk_python("0.26.2")
-    if not python.exists():
-        pytest.skip("no environment of SDK 0.26.2: run `make sdk-venvs`")
+    python = interpreter(OLDEST)
     name = real_mesh.settings.model_name
     report = start_scenario(tmp_path, real_mesh.environment, name, "--rounds", "1", python=python).report(240)
     check_scenario(report, vocab=512, tolerance=TOLERANCE)
