@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,9 @@ console = Console()
 
 ModelOption = Annotated[str, typer.Option(help="Hugging Face model directory; default: SmolLM2-135M-Instruct")]
 NameOption = Annotated[str, typer.Option(help="Name clients ask for; default: the model's own, else its path")]
+AliasOption = Annotated[
+    list[str] | None, typer.Option("--alias", help="A further name of the model, such as the one a recipe asks for")
+]
 StateOption = Annotated[Path | None, typer.Option(help="Where everything is kept; default: TINKERMESH_STATE")]
 ThreadsOption = Annotated[int, typer.Option(min=0, help="Compute threads of trainer and sampler; 0 = cores")]
 SlotsOption = Annotated[int, typer.Option(min=1, max=256, help="Adapters trained at once")]
@@ -36,7 +40,13 @@ ReplicaOption = Annotated[int, typer.Option(min=1, max=16, help="Processes of th
 
 
 def make_settings(
-    *, model: str, model_name: str, state_dir: Path | None, threads: int, **rest: int | str | bool
+    *,
+    model: str,
+    model_name: str,
+    state_dir: Path | None,
+    threads: int,
+    aliases: Sequence[str] | None = None,
+    **rest: int | str | bool,
 ) -> LocalSettings:
     """Fetches the default model when none is named. Raises InvalidInput, Unavailable."""
     directory = Path(model).expanduser() if model else default_model.ensure()
@@ -48,14 +58,23 @@ def make_settings(
         model_name=model_name or (str(directory) if model else default_model.NAME),
         state_dir=(state_dir or default_state_dir()).expanduser().resolve(),
         threads=threads or os.cpu_count() or 1,
+        aliases=_checked_aliases(aliases or ()),
         **rest,  # type: ignore[arg-type]
     )
+
+
+def _checked_aliases(aliases: Sequence[str]) -> tuple[str, ...]:
+    for alias in aliases:
+        if not alias.strip() or "," in alias or ":" in alias:
+            raise InvalidInput(f"--alias: {alias!r} must be a name without commas and colons")
+    return tuple(alias.strip() for alias in aliases)
 
 
 @app.command()
 def up(
     model: ModelOption = "",
     model_name: NameOption = "",
+    alias: AliasOption = None,
     state_dir: StateOption = None,
     slots: SlotsOption = 8,
     max_rank: RankOption = 32,
@@ -74,7 +93,8 @@ def up(
     """Run the whole mesh on this machine until Ctrl-C."""
     with _explained():
         settings = make_settings(
-            model=model, model_name=model_name, state_dir=state_dir, threads=threads, slots=slots, max_rank=max_rank,
+            model=model, model_name=model_name, aliases=alias, state_dir=state_dir, threads=threads, slots=slots,
+            max_rank=max_rank,
             max_context=max_context, sampler=sampler, gateways=gateways, schedulers=schedulers, host=host, port=port,
             redis_port=redis_port, scheduler_port=scheduler_port, trainer_port=trainer_port, sampler_port=sampler_port,
         )  # fmt: skip

@@ -142,13 +142,18 @@ def _engine(settings: LocalSettings, addresses: Addresses, name: str) -> dict[st
     return {
         "model_path": settings.model,
         "base_model": settings.model_name,
-        "aliases": settings.model if settings.model_name != str(settings.model) else "",
+        "aliases": ",".join(_aliases(settings)),
         "store_root": settings.store,
         "schedulers": ",".join(addresses.schedulers),
         "max_context": settings.max_context,
         "max_rank": settings.max_rank,
         "port_file": _port_file(settings, name),
     }
+
+
+def _aliases(settings: LocalSettings) -> list[str]:
+    """The model's directory always names it, too."""
+    return [name for name in (str(settings.model), *settings.aliases) if name != settings.model_name]
 
 
 def _service(name: str) -> tuple[str, ...]:

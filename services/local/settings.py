@@ -12,6 +12,7 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: Path
     model_name: str
     state_dir: Path
+    aliases: tuple[str, ...] = ()  # further names of the model
     host: str = "127.0.0.1"
     # Port 0 = any free port, chosen once and kept over restarts.
     port: int = 8000

@@ -10,6 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from services.common.keyring import Keyring, load_pepper
+from services.common.errors import InvalidInput
 from services.local import cli
 from services.local.display import client_lines, mesh_table
 from services.local.supervisor import Supervisor
@@ -75,6 +76,13 @@ def test_named_model_is_served_under_its_path_unless_told_otherwise(tmp_path: Pa
     assert plain.threads >= 1
     named = cli.make_settings(model=str(tmp_path), model_name="org/m", state_dir=tmp_path, threads=1)
     assert named.model_name == "org/m"
+
+
+@pytest.mark.parametrize("alias", ["", "a,b", "org/m:8k"])
+def test_alias_that_cannot_be_a_name_is_refused(tmp_path: Path, alias: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InvalidInput, match="--alias"):
+        cli.make_settings(model=str(tmp_path), model_name="", state_dir=tmp_path, threads=1, aliases=[alias])
 
 
 def test_client_lines_are_what_a_shell_evaluates() -> None:

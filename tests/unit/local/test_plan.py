@@ -53,6 +53,12 @@ def test_trainer_and_sampler_agree_on_the_pool(tmp_path: Path) -> None:
         assert trainer == specs["sampler"].environment[f"TINKERMESH_SAMPLER_{field}"]
 
 
+def test_aliases_and_the_directory_name_the_model_to_both_engines(tmp_path: Path) -> None:
+    specs = planned(tmp_path, aliases=("org/other", "org/m"))
+    assert specs["trainer"].environment["TINKERMESH_TRAINER_ALIASES"] == "/models/m,org/other"
+    assert specs["sampler"].environment["TINKERMESH_SAMPLER_ALIASES"] == "/models/m,org/other"
+
+
 def test_state_starts_first_and_stops_last(tmp_path: Path) -> None:
     specs = planned(tmp_path)
     assert [n for n, spec in specs.items() if spec.stage is Stage.STATE] == ["redis"]
