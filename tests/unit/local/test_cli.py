@@ -9,8 +9,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from services.common.keyring import Keyring, load_pepper
 from services.common.errors import InvalidInput
+from services.common.keyring import Keyring, load_pepper
 from services.local import cli
 from services.local.display import client_lines, mesh_table
 from services.local.supervisor import Supervisor
