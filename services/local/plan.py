@@ -7,6 +7,7 @@ contract, so that local mode imports no other service.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from services.local.addresses import Addresses
@@ -93,51 +94,41 @@ def gateway(settings: LocalSettings, addresses: Addresses, number: int) -> Child
 
 
 def trainer(settings: LocalSettings, addresses: Addresses) -> ChildSpec:
-    variables = _variables(
-        "trainer",
-        **_engine(settings, addresses, "trainer"),
-        listen=addresses.trainer,
-        slots=settings.slots,
-        threads=settings.threads,
-    )
-    return ChildSpec(
-        name="trainer",
-        command=_service("trainer"),
-        address=addresses.trainer,
-        stage=Stage.ENGINES,
-        stop_rank=StopRank.TRAINER,
-        readiness=Readiness.GRPC_HEALTH,
-        log_file=_log(settings, "trainer"),
-        port_file=_port_file(settings, "trainer"),
-        environment=variables | _threads(settings.threads),
-        ready_seconds=ENGINE_READY_SECONDS,
-        stop_seconds=60.0,
-    )
+    own = {"listen": addresses.trainer, "slots": settings.slots}
+    return _engine(settings, addresses, "trainer", StopRank.TRAINER, own, stop_seconds=60.0)
 
 
 def sampler(settings: LocalSettings, addresses: Addresses) -> ChildSpec:
-    variables = _variables(
-        "sampler",
-        **_engine(settings, addresses, "sampler"),
-        listen=addresses.sampler,
-        threads=settings.threads,
-    )
+    return _engine(settings, addresses, "sampler", StopRank.SAMPLER, {"listen": addresses.sampler}, stop_seconds=30.0)
+
+
+def _engine(
+    settings: LocalSettings,
+    addresses: Addresses,
+    name: str,
+    stop_rank: StopRank,
+    own: Mapping[str, object],
+    *,
+    stop_seconds: float,
+) -> ChildSpec:
+    """A trainer or sampler; `own` are the settings it does not share with the other."""
+    variables = _variables(name, **_pool(settings, addresses), **own, port_file=_port_file(settings, name))
     return ChildSpec(
-        name="sampler",
-        command=_service("sampler"),
-        address=addresses.sampler,
+        name=name,
+        command=_service(name),
+        address=str(own["listen"]),
         stage=Stage.ENGINES,
-        stop_rank=StopRank.SAMPLER,
+        stop_rank=stop_rank,
         readiness=Readiness.GRPC_HEALTH,
-        log_file=_log(settings, "sampler"),
-        port_file=_port_file(settings, "sampler"),
+        log_file=_log(settings, name),
+        port_file=_port_file(settings, name),
         environment=variables | _threads(settings.threads),
         ready_seconds=ENGINE_READY_SECONDS,
-        stop_seconds=30.0,
+        stop_seconds=stop_seconds,
     )
 
 
-def _engine(settings: LocalSettings, addresses: Addresses, name: str) -> dict[str, object]:
+def _pool(settings: LocalSettings, addresses: Addresses) -> dict[str, object]:
     """What trainer and sampler must agree on."""
     return {
         "model_path": settings.model,
@@ -147,7 +138,7 @@ def _engine(settings: LocalSettings, addresses: Addresses, name: str) -> dict[st
         "schedulers": ",".join(addresses.schedulers),
         "max_context": settings.max_context,
         "max_rank": settings.max_rank,
-        "port_file": _port_file(settings, name),
+        "threads": settings.threads,
     }
 
 
