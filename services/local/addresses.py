@@ -12,8 +12,8 @@ from services.local.settings import LocalSettings
 
 QUIET_PORTS = range(20_000, 32_000)
 ATTEMPTS = 50
-_given: set[int] = set()
 REPLICA_STEP = 10  # further schedulers listen on 7011, 7021, ...
+_given: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,44 @@ class Addresses:
 
 
 def reserve(settings: LocalSettings) -> Addresses:
-    """Raises InvalidInput naming the option whose port is taken."""
-    offsets = [n * REPLICA_STEP if settings.scheduler_port else 0 for n in range(settings.schedulers)]
+    """Raises InvalidInput naming every option whose port is taken."""
+    _check_free(settings)
+    host = settings.host
     return Addresses(
-        gateway=listen(settings.host, settings.port),
-        redis=_free(settings.host, settings.redis_port, "--redis-port"),
-        schedulers=tuple(_free(settings.host, settings.scheduler_port + n, "--scheduler-port") for n in offsets),
-        trainer=_free(settings.host, settings.trainer_port, "--trainer-port"),
-        sampler=_free(settings.host, settings.sampler_port, "--sampler-port"),
+        gateway=listen(host, settings.port),
+        redis=_free(host, settings.redis_port, "--redis-port"),
+        schedulers=tuple(_free(host, port, "--scheduler-port") for port in _scheduler_ports(settings)),
+        trainer=_free(host, settings.trainer_port, "--trainer-port"),
+        sampler=_free(host, settings.sampler_port, "--sampler-port"),
     )
+
+
+def _check_free(settings: LocalSettings) -> None:
+    """All at once: whoever starts a second mesh should not meet its ports one by one."""
+    wanted = [
+        ("--port", settings.port),
+        ("--redis-port", settings.redis_port),
+        *(("--scheduler-port", port) for port in _scheduler_ports(settings)),
+        ("--trainer-port", settings.trainer_port),
+        ("--sampler-port", settings.sampler_port),
+    ]
+    refused: dict[str, str] = {}
+    for option, port in wanted:
+        try:
+            _bind(settings.host, port, option).close()
+        except InvalidInput as error:
+            refused.setdefault(option, error.message)
+    if refused:
+        remedy = " ".join(f"{option} 0" for option in refused)
+        raise InvalidInput(
+            f"{'; '.join(refused.values())}. Choose other ports ({remedy} takes free ones); "
+            "a mesh beside a running one needs a --state-dir of its own too"
+        )
+
+
+def _scheduler_ports(settings: LocalSettings) -> list[int]:
+    first = settings.scheduler_port
+    return [first + n * REPLICA_STEP if first else 0 for n in range(settings.schedulers)]
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -79,7 +108,8 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         probe.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         probe.close()
-        raise InvalidInput(f"{option}: {host}:{port} cannot be used: {error.strerror}; choose another port") from error
+        cause = error.strerror if isinstance(error, OSError) else "ports end at 65535"
+        raise InvalidInput(f"{option}: {host}:{port} cannot be used: {cause}") from error
     return probe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,22 @@ def test_taken_port_is_refused_naming_the_option(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=f"--redis-port: 127.0.0.1:{port} cannot be used"):
         addresses.reserve(settings(tmp_path, redis_port=port))
     taken.close()
+
+
+def test_a_second_mesh_hears_of_all_its_taken_ports_and_of_the_remedy_at_once(tmp_path: Path) -> None:
+    with addresses.reserve(settings(tmp_path)).gateway as first, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [taken.getsockname()[1] for taken in (first, other)]
+        with pytest.raises(InvalidInput) as caught:
+            addresses.reserve(settings(tmp_path, port=ports[0], trainer_port=ports[1]))
+    for option, port in zip(("--port", "--trainer-port"), ports, strict=True):
+        assert f"{option}: 127.0.0.1:{port} cannot be used" in caught.value.message
+    assert "--port 0 --trainer-port 0 takes free ones" in caught.value.message
+    assert "--state-dir of its own" in caught.value.message
+
+
+def test_replica_ports_beyond_the_last_one_are_refused_naming_the_option(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"--scheduler-port: 127.0.0.1:65537 cannot be used: ports end at 65535"):
+        addresses.reserve(settings(tmp_path, scheduler_port=65_527, schedulers=2))
 
 
 def test_default_key_is_admitted_and_stored_only_as_a_digest_SEC(tmp_path: Path) -> None:
