@@ -13,12 +13,17 @@ from services.local.settings import LocalSettings
 QUIET_PORTS = range(20_000, 32_000)
 ATTEMPTS = 50
 REPLICA_STEP = 10  # further schedulers listen on 7011, 7021, ...
+LOOPBACK = "127.0.0.1"
+EVERYWHERE = "0.0.0.0"
 _given: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """host:port of everything; `gateway` is the socket the supervisor listens on."""
+    """host:port of everything; `gateway` is the socket the supervisor listens on.
+
+    Only the gateway asks for keys. The others believe whoever reaches them, so they stay on this machine.
+    """
 
     gateway: socket.socket
     redis: str
@@ -28,36 +33,36 @@ class Addresses:
 
     @property
     def base_url(self) -> str:
+        """As clients on this machine reach the gateway."""
         host, port = self.gateway.getsockname()[:2]
-        return f"http://{host}:{port}"
+        return f"http://{LOOPBACK if host == EVERYWHERE else host}:{port}"
 
 
 def reserve(settings: LocalSettings) -> Addresses:
     """Raises InvalidInput naming every option whose port is taken."""
     _check_free(settings)
-    host = settings.host
     return Addresses(
-        gateway=listen(host, settings.port),
-        redis=_free(host, settings.redis_port, "--redis-port"),
-        schedulers=tuple(_free(host, port, "--scheduler-port") for port in _scheduler_ports(settings)),
-        trainer=_free(host, settings.trainer_port, "--trainer-port"),
-        sampler=_free(host, settings.sampler_port, "--sampler-port"),
+        gateway=listen(settings.host, settings.port),
+        redis=_free(settings.redis_port, "--redis-port"),
+        schedulers=tuple(_free(port, "--scheduler-port") for port in _scheduler_ports(settings)),
+        trainer=_free(settings.trainer_port, "--trainer-port"),
+        sampler=_free(settings.sampler_port, "--sampler-port"),
     )
 
 
 def _check_free(settings: LocalSettings) -> None:
     """All at once: whoever starts a second mesh should not meet its ports one by one."""
     wanted = [
-        ("--port", settings.port),
-        ("--redis-port", settings.redis_port),
-        *(("--scheduler-port", port) for port in _scheduler_ports(settings)),
-        ("--trainer-port", settings.trainer_port),
-        ("--sampler-port", settings.sampler_port),
+        (settings.host, settings.port, "--port"),
+        (LOOPBACK, settings.redis_port, "--redis-port"),
+        *((LOOPBACK, port, "--scheduler-port") for port in _scheduler_ports(settings)),
+        (LOOPBACK, settings.trainer_port, "--trainer-port"),
+        (LOOPBACK, settings.sampler_port, "--sampler-port"),
     ]
     refused: dict[str, str] = {}
-    for option, port in wanted:
+    for host, port, option in wanted:
         try:
-            _bind(settings.host, port, option).close()
+            _bind(host, port, option).close()
         except InvalidInput as error:
             refused.setdefault(option, error.message)
     if refused:
@@ -81,7 +86,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port(host: str = LOOPBACK) -> int:
     """A port to listen on a little later, never the same twice in one process.
 
     It lies below the range from which systems number outgoing connections, so that none of
@@ -96,11 +101,11 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise Unavailable(f"none of {ATTEMPTS} ports from {QUIET_PORTS.start} to {QUIET_PORTS.stop} is free on {host}")
 
 
-def _free(host: str, port: int, option: str) -> str:
+def _free(port: int, option: str) -> str:
     if port == 0:
-        return f"{host}:{free_port(host)}"
-    _bind(host, port, option).close()
-    return f"{host}:{port}"
+        return f"{LOOPBACK}:{free_port()}"
+    _bind(LOOPBACK, port, option).close()
+    return f"{LOOPBACK}:{port}"
 
 
 def _bind(host: str, port: int, option: str) -> socket.socket:

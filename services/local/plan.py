@@ -33,10 +33,10 @@ def control_plane(settings: LocalSettings, addresses: Addresses) -> list[ChildSp
 
 
 def valkey(settings: LocalSettings, addresses: Addresses) -> ChildSpec:
-    port = int(addresses.redis.rsplit(":", 1)[1])
+    host, port = addresses.redis.rsplit(":", 1)
     return ChildSpec(
         name="redis",
-        command=server_command(settings.host, port, settings.state_dir / "redis"),
+        command=server_command(host, int(port), settings.state_dir / "redis"),
         address=addresses.redis,
         stage=Stage.STATE,
         stop_rank=StopRank.REDIS,

@@ -13,6 +13,7 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
     state_dir: Path
     aliases: tuple[str, ...] = ()  # further names of the model
+    # Of the gateway alone: everything behind it listens on the loopback interface.
     host: str = "127.0.0.1"
     # Port 0 = any free port, chosen once and kept over restarts.
     port: int = 8000
