@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,17 +26,31 @@ keys_app = typer.Typer(help="API keys of the local mesh.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 console = Console()
 
-ModelOption = Annotated[str, typer.Option(help="Hugging Face model directory; default: SmolLM2-135M-Instruct")]
-NameOption = Annotated[str, typer.Option(help="Name clients ask for; default: the model's own, else its path")]
+_DEFAULT_STATE = "default: $TINKERMESH_STATE, else tinkermesh under the user's state directory (~/.local/state)"
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        help="Directory of the base model: Llama or Qwen3 in Hugging Face layout, with safetensors; "
+        "default: SmolLM2-135M-Instruct, fetched and converted once"
+    ),
+]
+NameOption = Annotated[
+    str, typer.Option(help=f"Name clients ask for; default: the directory of --model, else {default_model.NAME}")
+]
 AliasOption = Annotated[
     list[str] | None, typer.Option("--alias", help="A further name of the model, such as the one a recipe asks for")
 ]
-StateOption = Annotated[Path | None, typer.Option(help="Where everything is kept; default: TINKERMESH_STATE")]
-ThreadsOption = Annotated[int, typer.Option(min=0, help="Compute threads of trainer and sampler; 0 = cores")]
-SlotsOption = Annotated[int, typer.Option(min=1, max=256, help="Adapters trained at once")]
-RankOption = Annotated[int, typer.Option(min=1, max=512, help="Highest LoRA rank")]
-PortOption = Annotated[int, typer.Option(min=0, max=65535, help="0 = any free port")]
-ReplicaOption = Annotated[int, typer.Option(min=1, max=16, help="Processes of this service")]
+StateOption = Annotated[
+    Path | None, typer.Option(help=f"Directory of everything that outlives a run, keys included; {_DEFAULT_STATE}")
+]
+ThreadsOption = Annotated[
+    int, typer.Option(min=0, help="Compute threads of the trainer, and as many of the sampler; 0 = one per core")
+]
+
+
+def _port(whose: str) -> Any:
+    return typer.Option(min=0, max=65535, help=f"Port of {whose}; 0 = any free one")
 
 
 def make_settings(
@@ -76,21 +90,25 @@ def up(
     model_name: NameOption = "",
     alias: AliasOption = None,
     state_dir: StateOption = None,
-    slots: SlotsOption = 8,
-    max_rank: RankOption = 32,
+    slots: Annotated[int, typer.Option(min=1, max=256, help="Adapters trained at once, of all clients")] = 8,
+    max_rank: Annotated[int, typer.Option(min=1, max=512, help="Highest LoRA rank a client may ask for")] = 32,
     max_context: Annotated[int, typer.Option(min=16, help="Tokens of one datum or prompt with its output")] = 2048,
     threads: ThreadsOption = 0,
-    sampler: Annotated[bool, typer.Option(help="Run a sampler")] = True,
-    gateways: ReplicaOption = 1,
-    schedulers: ReplicaOption = 1,
-    host: Annotated[str, typer.Option(help="Address to listen on")] = "127.0.0.1",
-    port: PortOption = 8000,
-    redis_port: PortOption = 7000,
-    scheduler_port: PortOption = 7001,
-    trainer_port: PortOption = 7002,
-    sampler_port: PortOption = 7003,
+    sampler: Annotated[bool, typer.Option(help="Run a sampler; without one the mesh only trains")] = True,
+    gateways: Annotated[int, typer.Option(min=1, max=16, help="Gateway processes, all of them behind --port")] = 1,
+    schedulers: Annotated[
+        int, typer.Option(min=1, max=16, help="Scheduler processes, at --scheduler-port and 10, 20 ... above it")
+    ] = 1,
+    host: Annotated[
+        str, typer.Option(help="Address the gateway listens on; everything behind it stays on 127.0.0.1")
+    ] = "127.0.0.1",
+    port: Annotated[int, _port("the gateway, where clients connect")] = 8000,
+    redis_port: Annotated[int, _port("Redis")] = 7000,
+    scheduler_port: Annotated[int, _port("the first scheduler, which operators use too")] = 7001,
+    trainer_port: Annotated[int, _port("the trainer")] = 7002,
+    sampler_port: Annotated[int, _port("the sampler")] = 7003,
 ) -> None:
-    """Run the whole mesh on this machine until Ctrl-C."""
+    """Run the whole mesh on this machine until Ctrl-C, and show what points a client at it."""
     with _explained():
         settings = make_settings(
             model=model, model_name=model_name, aliases=alias, state_dir=state_dir, threads=threads, slots=slots,
@@ -106,12 +124,18 @@ def up(
 def demo_command(
     model: ModelOption = "",
     model_name: NameOption = "",
-    state_dir: StateOption = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help=f"State directory of the demo's own mesh; {_DEFAULT_STATE}, and demo in it")
+    ] = None,
     threads: ThreadsOption = 0,
-    two_tenants: Annotated[bool, typer.Option("--two-tenants", help="Two tenants at once, sharing passes")] = False,
-    out: Annotated[Path, typer.Option(help="Where the loss curve and the report go")] = Path("out"),
+    two_tenants: Annotated[
+        bool, typer.Option("--two-tenants", help="Train two tenants that share passes instead; nothing is sampled")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="Directory for the loss curve and the report; unused with --two-tenants")
+    ] = Path("out"),
 ) -> None:
-    """Fine-tune a small real model through the SDK, and sample before and after."""
+    """Fine-tune a small real model through the SDK on a mesh of its own, and sample before and after."""
     with _explained():
         settings = make_settings(
             model=model, model_name=model_name, state_dir=state_dir or default_state_dir() / "demo", threads=threads,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from services.common.errors import InvalidInput
@@ -83,6 +85,26 @@ def test_alias_that_cannot_be_a_name_is_refused(tmp_path: Path, alias: str) -> N
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InvalidInput, match="--alias"):
         cli.make_settings(model=str(tmp_path), model_name="", state_dir=tmp_path, threads=1, aliases=[alias])
+
+
+def options(*path: str) -> list[Any]:
+    command: Any = get_command(cli.app)
+    for name in path:
+        command = command.commands[name]
+    return [param for param in command.params if param.param_type_name == "option"]
+
+
+@pytest.mark.parametrize("path", [("up",), ("demo",), ("keys", "add"), ("keys", "list")])
+def test_every_option_explains_itself_and_no_two_alike(path: tuple[str, ...]) -> None:
+    texts = [option.help or "" for option in options(*path)]
+    assert all(len(text) > 10 for text in texts)
+    assert len(set(texts)) == len(texts)
+
+
+def test_every_option_of_up_is_in_the_manual() -> None:
+    manual = (Path(__file__).resolve().parents[3] / "docs" / "local.md").read_text()
+    named = {name for option in options("up") for name in (*option.opts, *option.secondary_opts)}
+    assert not {name for name in named - {"--sampler"} if f"`{name}`" not in manual}
 
 
 def test_client_lines_are_what_a_shell_evaluates() -> None:
