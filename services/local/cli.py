@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from services.common.errors import InvalidInput, TinkermeshError
-from services.common.keyring import KEY_PREFIX, KeyFile
+from services.common.keyring import KEY_PREFIX, KeyEntry, KeyFile
 from services.local import default_model, demo
 from services.local.settings import LocalSettings, default_state_dir
 from services.local.state import keyring
@@ -137,14 +139,14 @@ def demo_command(
 ) -> None:
     """Fine-tune a small real model through the SDK on a mesh of its own, and sample before and after."""
     with _explained():
+        script = demo.script("two_tenants.py" if two_tenants else "train.py")
         settings = make_settings(
             model=model, model_name=model_name, state_dir=state_dir or default_state_dir() / "demo", threads=threads,
             slots=4, max_rank=16, max_context=512, port=0, redis_port=0, scheduler_port=0, trainer_port=0,
             sampler_port=0, sampler=not two_tenants,
         )  # fmt: skip
-        name = "two_tenants.py" if two_tenants else "train.py"
         code = asyncio.run(
-            run_mesh(settings, console, lambda mesh: demo.run_script(mesh, name, ["--out", str(out.resolve())]))
+            run_mesh(settings, console, lambda mesh: demo.run_script(mesh, script, ["--out", str(out.resolve())]))
         )
     raise typer.Exit(code)
 
@@ -172,16 +174,21 @@ def add_key(
 @keys_app.command("list")
 def list_keys(state_dir: StateOption = None) -> None:
     """Digests, tenants and labels; the keys themselves are not kept anywhere."""
-    import msgspec
-
     with _explained():
         file = (state_dir or default_state_dir()).expanduser() / "keys.json"
         if not file.exists():
             raise InvalidInput(f"--state-dir: no keys under {file.parent}; run tinkermesh up or keys add first")
         table = Table("digest", "tenant", "label")
-        for found, entry in msgspec.json.decode(file.read_bytes(), type=KeyFile).keys.items():
-            table.add_row(f"{found[:12]}…", entry.tenant_id, entry.label)
+        for found, entry in _entries(file).items():
+            table.add_row(f"{found[:12]}…", entry.tenant_id, Text(entry.label))
         console.print(table)
+
+
+def _entries(file: Path) -> dict[str, KeyEntry]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=KeyFile).keys
+    except (OSError, msgspec.DecodeError) as error:
+        raise InvalidInput(f"key file {file} cannot be read: {error}") from error
 
 
 class _explained:
@@ -192,7 +199,7 @@ class _explained:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, TinkermeshError):
-            Console(stderr=True).print(f"[bold red]{error.message}", soft_wrap=True)
+            Console(stderr=True).print(error.message, style="bold red", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from asyncio.subprocess import Process
 from collections.abc import Sequence
 from pathlib import Path
 
 from services.common.errors import MissingResource
 from services.local.mesh import LocalMesh
 
+STOP_SECONDS = 10.0
 DEMO_DIRECTORY = Path(__file__).resolve().parents[2] / "demo"
 
 
@@ -22,8 +24,8 @@ def script(name: str) -> Path:
     return path
 
 
-async def run_script(mesh: LocalMesh, name: str, arguments: Sequence[str]) -> int:
-    """Runs demo/<name> against `mesh`; answers its exit code."""
+async def run_script(mesh: LocalMesh, path: Path, arguments: Sequence[str]) -> int:
+    """Runs the demo against `mesh`; answers its exit code. Cancelled, it ends the script first."""
     environment = {
         **os.environ,
         **mesh.client_environment,
@@ -34,10 +36,19 @@ async def run_script(mesh: LocalMesh, name: str, arguments: Sequence[str]) -> in
         "TINKERMESH_DEMO_STATE": str(mesh.settings.state_dir),
         "NO_PROXY": ",".join(filter(None, ["127.0.0.1,localhost", os.environ.get("NO_PROXY", "")])),
     }
-    process = await asyncio.create_subprocess_exec(sys.executable, str(script(name)), *arguments, env=environment)
+    process = await asyncio.create_subprocess_exec(sys.executable, str(path), *arguments, env=environment)
     try:
         return await process.wait()
     finally:
         if process.returncode is None:
-            process.terminate()
+            await _end(process)
+
+
+async def _end(process: Process) -> None:
+    process.terminate()
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
             await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

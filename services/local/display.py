@@ -1,11 +1,11 @@
-"""What `tinkermesh up` shows: progress while starting, one table when ready."""
+"""What `tinkermesh up` shows: progress while starting, one table when ready, and whom it lets in."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -41,6 +41,24 @@ class Progress:
         return Group(self._spinner, line)
 
 
+class Milestones:
+    """Progress where nothing can be redrawn (a file, a pipe): one line when it begins and one per ready child."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = time.monotonic()
+
+    def begin(self, children: Sequence[Child]) -> None:
+        self._say(f"starting the mesh: {', '.join(child.spec.name for child in children)}")
+
+    def ready(self, child: Child) -> None:
+        self._say(f"{child.spec.name} is ready after {time.monotonic() - self._began:.0f} s")
+
+    def _say(self, text: str) -> None:
+        if not self._console.is_terminal:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def mesh_table(children: Sequence[Child]) -> Table:
     table = Table(title="tinkermesh", title_justify="left")
     for column in ("service", "address", "health", "pid", "restarts"):
@@ -55,6 +73,13 @@ def mesh_table(children: Sequence[Child]) -> Table:
 def client_lines(environment: dict[str, str]) -> list[str]:
     """Shell lines that point the SDK at this mesh."""
     return [f"export {name}={value}" for name, value in environment.items()]
+
+
+def exposure_lines(host: str, api_key: str) -> list[str]:
+    """A warning when others than this machine's users reach the gateway: the local key is no secret."""
+    if host in ("127.0.0.1", "localhost"):
+        return []
+    return [f"{host} may be reached by others, and everyone knows the key {api_key}: keep the port behind a firewall"]
 
 
 def failure_lines(child: Child) -> list[str]:

@@ -15,7 +15,7 @@ from services.local.addresses import Addresses, reserve
 from services.local.plan import plan
 from services.local.settings import LocalSettings
 from services.local.spec import ChildSpec
-from services.local.supervisor import Say, Supervisor
+from services.local.supervisor import Ready, Say, Supervisor
 
 SERVING_SECONDS = 30.0
 POLL_SECONDS = 0.2
@@ -24,14 +24,14 @@ POLL_SECONDS = 0.2
 class LocalMesh:
     """`async with LocalMesh(settings) as mesh: await mesh.start()`; leaving stops everything."""
 
-    def __init__(self, settings: LocalSettings, say: Say = lambda _: None) -> None:
+    def __init__(self, settings: LocalSettings, say: Say = lambda _: None, ready: Ready = lambda _: None) -> None:
         self.settings = settings
         self.api_key = state.DEFAULT_KEY
         self.addresses: Addresses = reserve(settings)
         self._lock: IO[str] | None = None
         try:
             self._lock = state.prepare(settings)
-            self.supervisor = Supervisor(self.specs(), say)
+            self.supervisor = Supervisor(self.specs(), say, ready)
         except BaseException:  # nothing is handled here: the lock goes, the cause goes on
             self._release()
             raise

@@ -29,13 +29,17 @@ class ChildFailed(Unavailable):
 
 
 Say = Callable[[str], None]
+Ready = Callable[[Child], None]
 
 
 class Supervisor:
-    def __init__(self, specs: Sequence[ChildSpec], say: Say = lambda _: None) -> None:
+    """`say` hears of ends and restarts, `ready` of each child as it first comes up."""
+
+    def __init__(self, specs: Sequence[ChildSpec], say: Say = lambda _: None, ready: Ready = lambda _: None) -> None:
         self.children = [Child(spec) for spec in specs]
         self.failure: ChildFailed | None = None
         self._say = say
+        self._ready = ready
         self._watchers: list[asyncio.Task[None]] = []
         self._failed = asyncio.Event()
 
@@ -65,6 +69,7 @@ class Supervisor:
         except Unavailable as error:
             child.state = State.FAILED
             raise ChildFailed(child, error.message) from error
+        self._ready(child)
 
     async def _watch(self, child: Child) -> None:
         """Restarts the child whenever it ends; gives the mesh up when that does not help."""

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 
 from services.common.errors import TinkermeshError
-from services.local.display import Progress, client_lines, failure_lines, mesh_table
+from services.local.display import Milestones, Progress, client_lines, exposure_lines, failure_lines, mesh_table
 from services.local.mesh import LocalMesh
 from services.local.settings import LocalSettings
 from services.local.supervisor import ChildFailed
@@ -22,7 +22,9 @@ Work = Callable[[LocalMesh], Awaitable[int]]
 
 async def run_mesh(settings: LocalSettings, console: Console, work: Work | None = None) -> int:
     """Start, serve until `work` ends, a signal comes or the mesh fails; always stop; answer the exit code."""
-    async with LocalMesh(settings, say=lambda text: console.print(f"[yellow]{text}")) as mesh:
+    milestones = Milestones(console)
+    async with LocalMesh(settings, lambda text: _tell(console, text, "yellow"), milestones.ready) as mesh:
+        milestones.begin(mesh.supervisor.children)
         serving = asyncio.create_task(_serve(mesh, console, work))
         with _cancelled_by_signals(serving):
             try:
@@ -32,7 +34,7 @@ async def run_mesh(settings: LocalSettings, console: Console, work: Work | None 
             except ChildFailed as failure:
                 code = _explain(failure, console)
             except TinkermeshError as error:
-                console.print(f"[bold red]{error.message}")
+                _tell(console, error.message, "bold red")
                 code = 1
         console.print("stopping the mesh ...")
     return code
@@ -41,10 +43,7 @@ async def run_mesh(settings: LocalSettings, console: Console, work: Work | None 
 async def _serve(mesh: LocalMesh, console: Console, work: Work | None) -> int:
     with Live(Progress(mesh.supervisor.children), console=console, refresh_per_second=4, transient=True):
         await mesh.start()
-    console.print(mesh_table(mesh.supervisor.children))
-    console.print(f"logs in {mesh.settings.logs}", highlight=False, soft_wrap=True)
-    for line in client_lines(mesh.client_environment):
-        console.print(line, style="bold", highlight=False, soft_wrap=True)
+    _show(mesh, console)
     failed = asyncio.create_task(_raise_failure(mesh))
     working = asyncio.ensure_future(work(mesh)) if work is not None else None
     try:
@@ -59,14 +58,28 @@ async def _serve(mesh: LocalMesh, console: Console, work: Work | None) -> int:
                     await task
 
 
+def _show(mesh: LocalMesh, console: Console) -> None:
+    console.print(mesh_table(mesh.supervisor.children))
+    _tell(console, f"logs in {mesh.settings.logs}")
+    for line in client_lines(mesh.client_environment):
+        _tell(console, line, "bold")
+    for line in exposure_lines(mesh.settings.host, mesh.api_key):
+        _tell(console, line, "yellow")
+
+
+def _tell(console: Console, text: str, style: str = "") -> None:
+    """One line as it is: brackets in it are no markup, and nothing breaks it where a shell would not."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 async def _raise_failure(mesh: LocalMesh) -> int:
     raise await mesh.supervisor.wait_failed()
 
 
 def _explain(failure: ChildFailed, console: Console) -> int:
-    console.print(f"[bold red]{failure.message}")
+    _tell(console, failure.message, "bold red")
     for line in failure_lines(failure.child):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        _tell(console, line)
     return failure.exit_code
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from services.common.errors import InvalidInput
 from services.common.keyring import Keyring, load_pepper
-from services.local import cli
+from services.local import cli, demo
 from services.local.display import client_lines, mesh_table
 from services.local.supervisor import Supervisor
 from tests.unit.local.test_supervisor import spec
@@ -63,6 +63,31 @@ def test_listing_before_any_key_says_what_to_do(tmp_path: Path, capsys: pytest.C
     listed = runner.invoke(cli.app, ["keys", "list", "--state-dir", str(tmp_path / "none")])
     assert listed.exit_code == 1
     assert "run tinkermesh up or keys add first" in listed.stderr
+
+
+def test_unreadable_key_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text("{broken")
+    listed = runner.invoke(cli.app, ["keys", "list", "--state-dir", str(tmp_path)])
+    assert listed.exit_code == 1
+    assert "keys.json cannot be read" in listed.stderr
+
+
+def test_brackets_in_a_refusal_or_a_label_are_no_markup(tmp_path: Path) -> None:
+    refused = add_key(tmp_path, "tml-one", "--tenant", "[/red] of [bold]")
+    assert refused.exit_code == 1
+    assert "'[/red] of [bold]' is not a tenant" in refused.stderr
+    assert add_key(tmp_path, "tml-one", "--label", "[/ci]").exit_code == 0
+    assert "[/ci]" in runner.invoke(cli.app, ["keys", "list", "--state-dir", str(tmp_path)]).output
+
+
+def test_demo_outside_a_checkout_is_refused_before_any_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "DEMO_DIRECTORY", tmp_path)
+    monkeypatch.setattr(cli.default_model, "ensure", lambda: pytest.fail("fetched a model"))
+    refused = runner.invoke(cli.app, ["demo", "--state-dir", str(tmp_path)])
+    assert refused.exit_code == 1
+    assert "demo/train.py is not here" in refused.stderr
 
 
 def test_up_refuses_a_directory_without_a_model(tmp_path: Path) -> None:
