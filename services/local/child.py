@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -71,7 +72,10 @@ class Child:
         return await self._running().wait()
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL to the whole process group when that does not end it in time."""
+        """SIGTERM, and SIGKILL to the whole process group when that does not end it in time.
+
+        Raises Unavailable when not even that does.
+        """
         if self.pid is None:
             return
         process = self._running()
@@ -81,14 +85,21 @@ class Child:
                 await process.wait()
         except TimeoutError:
             self.kill()
+            await self._wait_killed(process)
+        self.state = State.STOPPED
+
+    async def _wait_killed(self, process: Process) -> None:
+        try:
             async with asyncio.timeout(KILL_SECONDS):
                 await process.wait()
-        self.state = State.STOPPED
+        except TimeoutError as error:
+            raise Unavailable(f"{self.spec.name} (pid {process.pid}) did not end, not even by SIGKILL") from error
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """The child is the leader of its own process group."""
         if self.pid is not None:
-            os.killpg(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended, and the loop has not seen it yet
+                os.killpg(self.pid, number)
 
     def last_lines(self, count: int = 15) -> list[str]:
         try:

@@ -77,8 +77,10 @@ class LocalMesh:
         return ", ".join(f"not {name}" for name in wanted if not mine.get(name))
 
     async def stop(self) -> None:
-        await self.supervisor.stop()
-        self._release()
+        try:
+            await self.supervisor.stop()
+        finally:
+            self._release()
 
     def _release(self) -> None:
         self.addresses.gateway.close()

@@ -27,9 +27,9 @@ async def _redis_answers(address: str) -> bool:
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(PROBE_SECONDS):
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(b"PING\r\n")
-            answer = await reader.readline()
-            writer.close()
+            with contextlib.closing(writer):
+                writer.write(b"PING\r\n")
+                answer = await reader.readline()
             return answer.startswith(b"+PONG")
     return False
 

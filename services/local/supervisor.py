@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -58,17 +57,18 @@ class Supervisor:
                 for child in stage:
                     group.create_task(self._bring_up(child))
         except* ChildFailed as failures:
-            self._fail(next(f for f in _leaves(failures)))
-            raise self.failure or RuntimeError from None
+            first = _leaves(failures)[0]
+            self._fail(first)
+            raise first from None
         self._watchers += [asyncio.create_task(self._watch(child)) for child in stage]
 
     async def _bring_up(self, child: Child) -> None:
-        await child.start()
         try:
+            await child.start()
             await child.wait_ready()
-        except Unavailable as error:
+        except (Unavailable, OSError) as error:
             child.state = State.FAILED
-            raise ChildFailed(child, error.message) from error
+            raise ChildFailed(child, _cause(child, error, "started")) from error
         self._ready(child)
 
     async def _watch(self, child: Child) -> None:
@@ -86,13 +86,23 @@ class Supervisor:
             pause = BACKOFF_SECONDS[min(recent, len(BACKOFF_SECONDS)) - 1]
             self._say(f"{child.spec.name} ended with {describe_exit(code)}; starting it again in {pause:g} s")
             await asyncio.sleep(pause)
-            await self._restart(child)
+            try:
+                await self._restart(child)
+            except OSError as error:
+                child.state = State.FAILED
+                self._fail(ChildFailed(child, _cause(child, error, "started again")))
+                return
 
     async def _restart(self, child: Child) -> None:
+        """Raises OSError when there can be no process; one that is not ready in time is killed."""
         child.restarts += 1
         await child.start()
-        with contextlib.suppress(Unavailable):  # the next turn of the watch sees the end
+        try:
             await child.wait_ready()
+        except Unavailable as error:
+            self._say(error.message)
+            child.kill()  # the next turn of the watch sees the end
+        else:
             self._say(f"{child.spec.name} is ready again")
 
     def _fail(self, failure: ChildFailed) -> None:
@@ -107,12 +117,23 @@ class Supervisor:
         return self.failure
 
     async def stop(self) -> None:
+        """Every child, whatever happens to one of them."""
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         ordered = sorted(self.children, key=lambda child: child.spec.stop_rank)
         for _, rank in groupby(ordered, key=lambda child: child.spec.stop_rank):
-            await asyncio.gather(*(child.stop() for child in rank))
+            await asyncio.gather(*(self._stop(child) for child in rank))
+
+    async def _stop(self, child: Child) -> None:
+        try:
+            await child.stop()
+        except Unavailable as error:
+            self._say(error.message)
+
+
+def _cause(child: Child, error: Unavailable | OSError, what: str) -> str:
+    return error.message if isinstance(error, Unavailable) else f"{child.spec.name} cannot be {what}: {error}"
 
 
 def _leaves(group: BaseExceptionGroup[ChildFailed]) -> list[ChildFailed]:

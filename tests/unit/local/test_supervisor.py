@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from services.common.errors import Unavailable
 from services.local.child import State
 from services.local.spec import ChildSpec, Readiness, Stage, StopRank
 from services.local.supervisor import ChildFailed, Supervisor
@@ -27,6 +29,14 @@ while True: signal.pause()
 DEAF = """
 import pathlib, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN); pathlib.Path(sys.argv[2]).write_text("1")
+while True: signal.pause()
+"""
+# The first life serves; later ones start and never become ready.
+HANGS_LATER = """
+import pathlib, signal, sys
+port, lives = pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+with lives.open("a") as file: file.write("life\\n")
+if len(lives.read_text().splitlines()) != 2: port.write_text("1")
 while True: signal.pause()
 """
 BROKEN = "import sys; print('config.json is missing'); sys.exit(7)"
@@ -136,6 +146,57 @@ async def test_child_that_is_never_ready_is_named(tmp_path: Path, supervisors: l
     supervisors.append(supervisor)
     with pytest.raises(ChildFailed, match="trainer was not ready after 0 s|trainer was not ready"):
         await supervisor.start()
+
+
+async def test_child_that_hangs_after_a_restart_is_killed_and_started_once_more(
+    tmp_path: Path, supervisors: list[Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.local.supervisor.BACKOFF_SECONDS", (0.01,))
+    said: list[str] = []
+    supervisor = Supervisor([spec(tmp_path, "trainer", HANGS_LATER, ready_seconds=1.0)], said.append)
+    supervisors.append(supervisor)
+    await supervisor.start()
+    child = supervisor.child("trainer")
+    child.kill()
+    await until(lambda: child.restarts == 2 and child.state is State.READY)
+    assert any("trainer was not ready after 1 s" in line for line in said)
+
+
+async def test_child_that_cannot_be_started_again_fails_the_mesh(
+    tmp_path: Path, supervisors: list[Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    monkeypatch.setattr("services.local.supervisor.BACKOFF_SECONDS", (0.01,))
+    supervisor = Supervisor([spec(tmp_path, "trainer", log_file=logs / "trainer.log")])
+    supervisors.append(supervisor)
+    await supervisor.start()
+    shutil.rmtree(logs)
+    supervisor.child("trainer").kill()
+    async with asyncio.timeout(10):
+        failure = await supervisor.wait_failed()
+    assert "trainer cannot be started again" in failure.message
+
+
+async def test_one_child_that_cannot_be_stopped_keeps_no_other_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    supervisor = Supervisor(
+        [spec(tmp_path, "gateway", stop_rank=StopRank.GATEWAY), spec(tmp_path, "redis")], said.append
+    )
+    await supervisor.start()
+    gateway, redis = supervisor.child("gateway"), supervisor.child("redis")
+
+    async def stuck() -> None:
+        raise Unavailable("gateway did not end, not even by SIGKILL")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gateway, "stop", stuck)
+        await supervisor.stop()
+    assert redis.state is State.STOPPED
+    assert said == ["gateway did not end, not even by SIGKILL"]
+    await gateway.stop()
 
 
 async def test_children_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
