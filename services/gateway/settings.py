@@ -16,7 +16,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_per_datum: int = 32_768
     max_tokens_per_request: int = 4_000_000
     max_parts: int = 1 << 18
-    max_targets_per_position: int = 1
+    max_targets_per_position: int = 256
+    max_targets_per_request: int = 4_000_000
     max_samples: int = 64
     max_topk_logprobs: int = 20
     max_stops: int = 64
@@ -53,7 +54,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     max_datums: int = 1024
     max_tokens_per_datum: int = 32_768
     max_tokens_per_request: int = 4_000_000
-    max_targets_per_position: int = 1
+    max_targets_per_position: int = 256
+    max_targets_per_request: int = 4_000_000
     max_samples: int = 64
     max_topk_logprobs: int = 20
     relaxed_loss_config: bool = False
@@ -65,6 +67,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
             max_tokens_per_datum=self.max_tokens_per_datum,
             max_tokens_per_request=self.max_tokens_per_request,
             max_targets_per_position=self.max_targets_per_position,
+            max_targets_per_request=self.max_targets_per_request,
             max_samples=self.max_samples,
             max_topk_logprobs=self.max_topk_logprobs,
             relaxed_loss_config=self.relaxed_loss_config,

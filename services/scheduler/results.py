@@ -69,6 +69,7 @@ def join_batches(parts: Sequence[types.BatchResult]) -> types.BatchResult:
     """One result out of parts in the request's own datum order; losses add up."""
     whole = types.BatchResult(loss_sum=sum(part.loss_sum for part in parts))
     for part in parts:
+        whole.columns.extend(len(whole.lengths) + index for index in part.columns)
         whole.datum_losses.extend(part.datum_losses)
         whole.lengths.extend(part.lengths)
         whole.widths.extend(part.widths)

@@ -196,6 +196,7 @@ class PassItem(_message.Message):
     FIRST_DATUM_FIELD_NUMBER: _builtins.int
     LENGTHS_FIELD_NUMBER: _builtins.int
     WIDTHS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     slot: _builtins.int
     load_number: _builtins.int
@@ -205,6 +206,10 @@ class PassItem(_message.Message):
     def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def widths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of this item's datums, as in DatumTable; the trainer does not read it"""
+
     def __init__(
         self,
         *,
@@ -214,10 +219,11 @@ class PassItem(_message.Message):
         first_datum: _builtins.int = ...,
         lengths: _abc.Iterable[_builtins.int] | None = ...,
         widths: _abc.Iterable[_builtins.int] | None = ...,
+        columns: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_datum", b"first_datum", "lengths", b"lengths", "load_number", b"load_number", "request_id", b"request_id", "slot", b"slot", "widths", b"widths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "first_datum", b"first_datum", "lengths", b"lengths", "load_number", b"load_number", "request_id", b"request_id", "slot", b"slot", "widths", b"widths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -144,6 +144,7 @@ class DatumTable(_message.Message):
     LENGTHS_FIELD_NUMBER: _builtins.int
     WIDTHS_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """positions of each datum (tokens and targets)"""
@@ -156,20 +157,116 @@ class DatumTable(_message.Message):
     def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """names of the float32 vectors, in block order"""
 
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """datums of width 1 that came as (N, 1) and are answered so"""
+
     def __init__(
         self,
         *,
         lengths: _abc.Iterable[_builtins.int] | None = ...,
         widths: _abc.Iterable[_builtins.int] | None = ...,
         fields: _abc.Iterable[_builtins.str] | None = ...,
+        columns: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "lengths", b"lengths", "widths", b"widths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "fields", b"fields", "lengths", b"lengths", "widths", b"widths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DatumTable: _TypeAlias = DatumTable  # noqa: Y015
+
+@_typing.final
+class ProvenanceSpan(_message.Message):
+    """Where a run of a datum's positions came from: [offset, offset + length) of a recorded sequence's
+    sampled tokens, or of the prompt it was sampled from.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    SAMPLED_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.str
+    offset: _builtins.int
+    length: _builtins.int
+    sampled: _builtins.bool
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        length: _builtins.int = ...,
+        sampled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "offset", b"offset", "sampled", b"sampled", "sequence_id", b"sequence_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProvenanceSpan: _TypeAlias = ProvenanceSpan  # noqa: Y015
+
+@_typing.final
+class DatumProvenance(_message.Message):
+    """Both lists tile the datum's positions in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_INPUT_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model_input(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProvenanceSpan]: ...
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProvenanceSpan]: ...
+    def __init__(
+        self,
+        *,
+        model_input: _abc.Iterable[Global___ProvenanceSpan] | None = ...,
+        targets: _abc.Iterable[Global___ProvenanceSpan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_input", b"model_input", "targets", b"targets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DatumProvenance: _TypeAlias = DatumProvenance  # noqa: Y015
+
+@_typing.final
+class SequenceRecord(_message.Message):
+    """What a sample with record_stability_info left behind, kept for a day after its last use."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    RAW_LOGPROBS_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    tokens: _builtins.bytes
+    """int32"""
+    logprobs: _builtins.bytes
+    """float32, of the distribution sampled from"""
+    raw_logprobs: _builtins.bytes
+    """float32, untempered; NaN where unknown; empty = `logprobs`"""
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        tokens: _builtins.bytes = ...,
+        logprobs: _builtins.bytes = ...,
+        raw_logprobs: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "raw_logprobs", b"raw_logprobs", "tenant_id", b"tenant_id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceRecord: _TypeAlias = SequenceRecord  # noqa: Y015
 
 @_typing.final
 class AdamParams(_message.Message):
@@ -316,22 +413,28 @@ class BatchBody(_message.Message):
     BACKWARD_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     TABLE_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
     backward: _builtins.bool
     """false = forward only"""
     @_builtins.property
     def loss(self) -> Global___LossConfig: ...
     @_builtins.property
     def table(self) -> Global___DatumTable: ...
+    @_builtins.property
+    def provenance(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatumProvenance]:
+        """One per datum, only for losses that read recorded sequences; gone once they are resolved."""
+
     def __init__(
         self,
         *,
         backward: _builtins.bool = ...,
         loss: Global___LossConfig | None = ...,
         table: Global___DatumTable | None = ...,
+        provenance: _abc.Iterable[Global___DatumProvenance] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "table", b"table"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward", b"backward", "loss", b"loss", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward", b"backward", "loss", b"loss", "provenance", b"provenance", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -689,6 +792,7 @@ class BatchResult(_message.Message):
     WIDTHS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     loss_sum: _builtins.float
     logprobs: _builtins.bytes
     """float32, all datums in the request's own order"""
@@ -704,6 +808,10 @@ class BatchResult(_message.Message):
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """every key has exactly one colon"""
 
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as in DatumTable"""
+
     def __init__(
         self,
         *,
@@ -713,10 +821,11 @@ class BatchResult(_message.Message):
         widths: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _builtins.bytes = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        columns: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datum_losses", b"datum_losses", "lengths", b"lengths", "logprobs", b"logprobs", "loss_sum", b"loss_sum", "metrics", b"metrics", "widths", b"widths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "datum_losses", b"datum_losses", "lengths", b"lengths", "logprobs", b"logprobs", "loss_sum", b"loss_sum", "metrics", b"metrics", "widths", b"widths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,14 +42,17 @@ def canonicalise(batch: RawBatch, facts: types.PoolFacts, limits: Limits) -> Can
     _check_sizes(batch.datums, facts, limits)
     dropped: dict[str, int] = {}
     for index, datum in enumerate(batch.datums):
-        _check_datum(index, datum, rule, limits, dropped)
+        _check_datum(index, datum, batch.loss.name, rule, limits, dropped)
+    _check_targets_in_all(batch.datums, limits)
     columns = Columns(batch.datums)
     parts = [
         columns.tokens(facts.vocab_size),
         columns.targets(facts.vocab_size),
         *(columns.floats(name) for name in rule.fields),
     ]
-    table = types.DatumTable(lengths=columns.lengths, widths=columns.widths, fields=rule.fields)
+    table = types.DatumTable(
+        lengths=columns.lengths, widths=columns.widths, fields=rule.fields, columns=_columns(batch.datums)
+    )
     body = types.BatchBody(backward=batch.backward, loss=loss, table=table)
     return CanonicalBatch(body, columns.blocks(parts), dropped)
 
@@ -70,7 +73,21 @@ def _check_sizes(datums: Sequence[RawDatum], facts: types.PoolFacts, limits: Lim
         raise InvalidInput(f"data: {total} tokens, the limit is {limits.max_tokens_per_request} per request")
 
 
-def _check_datum(index: int, datum: RawDatum, rule: LossRule, limits: Limits, dropped: dict[str, int]) -> None:
+def _check_targets_in_all(datums: Sequence[RawDatum], limits: Limits) -> None:
+    total = sum(datum.length * datum.inputs[TARGETS].width for datum in datums)
+    if total > limits.max_targets_per_request:
+        raise InvalidInput(f"data: {total} target_tokens, the limit is {limits.max_targets_per_request} per request")
+
+
+def _columns(datums: Sequence[RawDatum]) -> list[int]:
+    """Datums whose single target per position came as a matrix (N, 1)."""
+    shapes = [datum.inputs[TARGETS].shape for datum in datums]
+    return [index for index, shape in enumerate(shapes) if len(shape) == 2 and shape[1] == 1]
+
+
+def _check_datum(
+    index: int, datum: RawDatum, loss_fn: str, rule: LossRule, limits: Limits, dropped: dict[str, int]
+) -> None:
     if _is_plain(datum, rule):
         return
     for name in datum.inputs:
@@ -79,7 +96,8 @@ def _check_datum(index: int, datum: RawDatum, rule: LossRule, limits: Limits, dr
     if missing:
         raise InvalidInput(f"datum {index}: needs {', '.join((TARGETS, *rule.fields))}; missing: {', '.join(missing)}")
     targets = datum.inputs[TARGETS]
-    _check_targets(index, datum, targets, limits)
+    _check_targets(index, datum, targets)
+    _check_width(index, datum, loss_fn, targets, limits.max_targets_per_position if rule.matrix else 0)
     for name in rule.fields:
         tensor = datum.inputs.get(name)
         if tensor is not None and tensor.shape != targets.shape:
@@ -109,16 +127,20 @@ def _check_name(index: int, name: str, rule: LossRule, dropped: dict[str, int]) 
         dropped[name] = dropped.get(name, 0) + 1
 
 
-def _check_targets(index: int, datum: RawDatum, targets: Tensor, limits: Limits) -> None:
+def _check_targets(index: int, datum: RawDatum, targets: Tensor) -> None:
     if targets.dtype == "float32":
         raise InvalidInput(f"datum {index}: target_tokens must be int64, not float32")
-    widest = limits.max_targets_per_position
-    # (N, 1) would come back as (N,): refused as well while one target per position is all there is.
-    if len(targets.shape) == 2 and (widest == 1 or not 0 < targets.width <= widest):
-        raise InvalidInput(
-            f"datum {index}: target_tokens has shape {list(targets.shape)}; "
-            f"this mesh takes {widest} target per position, send shape [{datum.length}]"
-        )
     if targets.length != datum.length:
         counts = f"{targets.length} target_tokens for {datum.length} model_input tokens"
         raise InvalidInput(f"datum {index}: {counts}; as many are needed")
+
+
+def _check_width(index: int, datum: RawDatum, loss_fn: str, targets: Tensor, widest: int) -> None:
+    """`widest` is 0 for a loss that takes vectors only."""
+    if len(targets.shape) == 1:
+        return
+    shape = f"datum {index}: target_tokens has shape {list(targets.shape)}"
+    if widest == 0:
+        raise InvalidInput(f"{shape}; {loss_fn} takes one target per position, send shape [{datum.length}]")
+    if not 0 < targets.width <= widest:
+        raise InvalidInput(f"{shape}; between 1 and {widest} targets per position are accepted")

@@ -20,11 +20,15 @@ PER_TOKEN_THRESHOLDS = frozenset({"clip_low_threshold", "clip_high_threshold"})
 
 @dataclass(frozen=True)
 class LossRule:
-    """fields: float32 vectors beside the targets, in payload order; config: accepted keys with defaults."""
+    """fields: float32 vectors beside the targets, in payload order; config: accepted keys with defaults.
+
+    `matrix`: takes several targets per position, (N, K).
+    """
 
     fields: tuple[str, ...]
     config: dict[str, float] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()  # fields that are ones when absent
+    matrix: bool = False
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -34,8 +38,8 @@ class LossRule:
 
 _RL = ("logprobs", "advantages")
 RULES: dict[str, LossRule] = {
-    "cross_entropy": LossRule(("weights",), optional=frozenset({"weights"})),
-    "importance_sampling": LossRule(_RL),
+    "cross_entropy": LossRule(("weights",), optional=frozenset({"weights"}), matrix=True),
+    "importance_sampling": LossRule(_RL, matrix=True),
     "ppo": LossRule(_RL, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
     "cispo": LossRule(_RL, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
     "dro": LossRule(_RL, {"beta": 0.05}),

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.gateway.wire.tensors import Tensor
+from services.gateway.settings import Limits
+from services.gateway.wire.tensors import Room, Tensor
 
 
 class RawDatum(NamedTuple):
@@ -35,3 +36,8 @@ class RawBatch:
     backward: bool
     loss: RawLoss
     datums: list[RawDatum]
+
+
+def sparse_room(limits: Limits) -> Room:
+    """Targets and weights of a whole request may be sparse: two values for each of its targets."""
+    return Room(2 * limits.max_targets_per_request)

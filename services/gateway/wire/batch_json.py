@@ -7,9 +7,17 @@ import numpy as np
 from services.common.errors import InvalidInput, TinkermeshError
 from services.gateway.settings import Limits
 from services.gateway.wire import bodies
-from services.gateway.wire.batch import RawBatch, RawDatum, RawLoss
+from services.gateway.wire.batch import RawBatch, RawDatum, RawLoss, sparse_room
 from services.gateway.wire.json_body import decode as decode_json
-from services.gateway.wire.tensors import SparseBound, Tensor, array_from_list, check_dtype, dense_from_list, densify
+from services.gateway.wire.tensors import (
+    Room,
+    SparseBound,
+    Tensor,
+    array_from_list,
+    check_dtype,
+    dense_from_list,
+    densify,
+)
 
 
 def decode(body: bytes, limits: Limits) -> RawBatch:
@@ -20,12 +28,13 @@ def decode(body: bytes, limits: Limits) -> RawBatch:
         raise InvalidInput("forward_backward_input is required")
     if len(content.data) > limits.max_datums:
         raise InvalidInput(f"data: {len(content.data)} datums, the limit is {limits.max_datums} per request")
-    datums = [_datum(index, datum, limits) for index, datum in enumerate(content.data)]
+    room = sparse_room(limits)
+    datums = [_datum(index, datum, limits, room) for index, datum in enumerate(content.data)]
     backward = request.forward_backward_input is not None and not request.forward_only
     return RawBatch(backward, RawLoss(content.loss_fn, dict(content.loss_fn_config or {})), datums)
 
 
-def _datum(index: int, datum: bodies.Datum, limits: Limits) -> RawDatum:
+def _datum(index: int, datum: bodies.Datum, limits: Limits, room: Room) -> RawDatum:
     try:
         tokens = tokens_of(datum.model_input)
     except TinkermeshError as error:
@@ -34,7 +43,7 @@ def _datum(index: int, datum: bodies.Datum, limits: Limits) -> RawDatum:
         raise InvalidInput(
             f"datum {index}: {len(tokens) // 4} tokens, the limit is {limits.max_tokens_per_datum} per datum"
         )
-    bound = SparseBound(len(tokens) // 4, limits.max_targets_per_position)
+    bound = SparseBound(len(tokens) // 4, limits.max_targets_per_position, room)
     inputs = {name: _tensor(index, name, tensor, bound) for name, tensor in datum.loss_fn_inputs.items()}
     return RawDatum(tokens, inputs)
 

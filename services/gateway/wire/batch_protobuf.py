@@ -10,11 +10,12 @@ from tinkermesh.wire.v1 import wire_pb2 as wire
 
 from services.common.errors import InvalidInput, TinkermeshError
 from services.gateway.settings import Limits
-from services.gateway.wire.batch import RawBatch, RawDatum, RawLoss
+from services.gateway.wire.batch import RawBatch, RawDatum, RawLoss, sparse_room
 from services.gateway.wire.protobuf_shape import bounded
 from services.gateway.wire.tensors import (
     DTYPES,
     ITEM_BYTES,
+    Room,
     SparseBound,
     Tensor,
     check_dtype,
@@ -45,7 +46,8 @@ def decode(request: wire.ForwardBackwardRequest, limits: Limits) -> RawBatch:
     if len(request.data) > limits.max_datums:
         raise InvalidInput(f"data: {len(request.data)} datums, the limit is {limits.max_datums} per request")
     loss = RawLoss(request.loss_fn, _loss_config(request))
-    datums = [_datum(index, datum, limits) for index, datum in enumerate(request.data)]
+    room = sparse_room(limits)
+    datums = [_datum(index, datum, limits, room) for index, datum in enumerate(request.data)]
     return RawBatch(not request.forward_only, loss, datums)
 
 
@@ -65,14 +67,14 @@ def _loss_config(request: wire.ForwardBackwardRequest) -> dict[str, float | str]
     return config
 
 
-def _datum(index: int, datum: wire.Datum, limits: Limits) -> RawDatum:
+def _datum(index: int, datum: wire.Datum, limits: Limits, room: Room) -> RawDatum:
     chunks = datum.model_input
     tokens = _chunk_tokens(index, chunks[0]) if len(chunks) == 1 else _joined_tokens(index, chunks)
     if len(tokens) > 4 * limits.max_tokens_per_datum:
         raise InvalidInput(
             f"datum {index}: {len(tokens) // 4} tokens, the limit is {limits.max_tokens_per_datum} per datum"
         )
-    bound = SparseBound(len(tokens) // 4, limits.max_targets_per_position)
+    bound = SparseBound(len(tokens) // 4, limits.max_targets_per_position, room)
     return RawDatum(tokens, {name: _tensor(index, name, one, bound) for name, one in datum.loss_fn_inputs.items()})
 
 

@@ -21,11 +21,11 @@ _LOSS = "loss:sum"
 
 
 class _Run(NamedTuple):
-    """Neighbouring datums with one number of targets per position: one rectangular record."""
+    """Neighbouring datums of one trailing shape, () or (K,): one rectangular record."""
 
     first: int
     datums: int
-    width: int
+    trailing: tuple[int, ...]
 
 
 def batch_protobuf(result: types.BatchResult) -> bytes:
@@ -42,11 +42,16 @@ def batch_json(result: types.BatchResult) -> dict[str, Any]:
     offsets = _byte_offsets(result)
     outputs = [
         {
-            "logprobs": {"data": _floats(result, start, end), "dtype": "float32", "shape": _shape(length, width)},
+            "logprobs": {"data": _floats(result, start, end), "dtype": "float32", "shape": [length, *trailing]},
             _LOSS: {"data": [loss], "dtype": "float32", "shape": [1]},
         }
-        for start, end, length, width, loss in zip(
-            offsets[:-1].tolist(), offsets[1:].tolist(), result.lengths, result.widths, result.datum_losses, strict=True
+        for start, end, length, trailing, loss in zip(
+            offsets[:-1].tolist(),
+            offsets[1:].tolist(),
+            result.lengths,
+            _trailing_shapes(result),
+            result.datum_losses,
+            strict=True,
         )
     ]
     return {"loss_fn_output_type": OUTPUT_TYPE, "loss_fn_outputs": outputs, "metrics": _metrics(result)}
@@ -63,10 +68,16 @@ def _byte_offsets(result: types.BatchResult) -> npt.NDArray[np.int64]:
 
 def _runs(result: types.BatchResult) -> Iterator[_Run]:
     first = 0
-    for width, group in itertools.groupby(result.widths):
+    for trailing, group in itertools.groupby(_trailing_shapes(result)):
         count = len(list(group))
-        yield _Run(first, count, width)
+        yield _Run(first, count, trailing)
         first += count
+
+
+def _trailing_shapes(result: types.BatchResult) -> list[tuple[int, ...]]:
+    """What follows the positions in each datum's logprobs: as its targets came."""
+    columns = set(result.columns)
+    return [(width,) if width > 1 or index in columns else () for index, width in enumerate(result.widths)]
 
 
 def _record(result: types.BatchResult, run: _Run, offsets: npt.NDArray[np.int64]) -> wire.ArrayRecord:
@@ -76,7 +87,7 @@ def _record(result: types.BatchResult, run: _Run, offsets: npt.NDArray[np.int64]
         data=result.logprobs[int(own[0]) : int(own[-1])],
         offsets=(own - own[0]).astype("<i8").tobytes(),
         dtype=wire.DTYPE_FLOAT32,
-        trailing_shape=[run.width] if run.width > 1 else [],
+        trailing_shape=run.trailing,
     )
     losses = np.array(result.datum_losses[run.first : last], "<f4")
     loss = wire.BatchedTensor(
@@ -101,7 +112,3 @@ def _metrics(result: types.BatchResult) -> dict[str, float]:
 def _floats(result: types.BatchResult, start: int, end: int) -> list[float]:
     values: list[float] = np.frombuffer(result.logprobs, "<f4", (end - start) // 4, start).tolist()
     return values
-
-
-def _shape(length: int, width: int) -> list[int]:
-    return [length, width] if width > 1 else [length]

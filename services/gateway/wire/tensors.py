@@ -97,11 +97,25 @@ def check_dtype(dtype: str) -> str:
     return dtype
 
 
+class Room:
+    """How many values the sparse tensors of one request may still grow to."""
+
+    def __init__(self, values: int) -> None:
+        self._left = values
+
+    def take(self, values: int) -> None:
+        """Raises InvalidInput when there are not as many left."""
+        if values > self._left:
+            raise InvalidInput("the sparse tensors of this request are too large when dense; send fewer datums")
+        self._left -= values
+
+
 class SparseBound(NamedTuple):
     """A sparse tensor may be no larger than its datum: `length` positions, `width` targets each."""
 
     length: int
     width: int
+    room: Room
 
 
 def densify(values: Array, crow: Int64, col: Int64, dtype: str, shape: Sequence[int], bound: SparseBound) -> Tensor:
@@ -116,6 +130,7 @@ def densify(values: Array, crow: Int64, col: Int64, dtype: str, shape: Sequence[
     rows, columns = (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
     _check_rows(crow, rows, values.size)
     _check_columns(crow, col, columns, values.size)
+    bound.room.take(rows * columns)
     dense = np.zeros(rows * columns, DTYPES[dtype])
     row_of = np.repeat(np.arange(rows, dtype=np.int64), np.diff(crow))
     dense[row_of * columns + col] = values
@@ -125,11 +140,8 @@ def densify(values: Array, crow: Int64, col: Int64, dtype: str, shape: Sequence[
 def _check_bound(shape: Sequence[int], bound: SparseBound) -> None:
     if shape[0] != bound.length:
         raise InvalidInput(f"sparse shape {list(shape)} does not start with the {bound.length} model_input tokens")
-    if len(shape) == 2 and (shape[1] > bound.width or bound.width == 1):
-        raise InvalidInput(
-            f"sparse shape {list(shape)}: this mesh takes {bound.width} target per position, "
-            f"send shape [{bound.length}]"
-        )
+    if len(shape) == 2 and shape[1] > bound.width:
+        raise InvalidInput(f"sparse shape {list(shape)}: at most {bound.width} targets per position are accepted")
 
 
 def _check_rows(crow: Int64, rows: int, values: int) -> None:

@@ -11,6 +11,17 @@ from services.scheduler.core.view import ModelQueue, QueuedCommand
 
 Candidate = tuple[ModelQueue, QueuedCommand]
 
+TARGETS_PER_TOKEN = 4
+
+
+def datum_cost(length: int, width: int) -> int:
+    """Tokens a datum counts for in a pass: its input and one label.
+
+    Every few targets at one position count as another token there: their bytes travel, and they
+    are looked up in the output layer.
+    """
+    return length * -(-width // TARGETS_PER_TOKEN) + 1
+
 
 def waiting_batches(models: Iterable[ModelQueue]) -> Iterator[Candidate]:
     """Every batch command with datums left whose turn in its model's queue has come."""

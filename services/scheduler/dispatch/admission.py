@@ -9,6 +9,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import InvalidInput, UnknownId, UserError
 from services.common.ids import ModelId, key_hash, parse_model_id
+from services.scheduler.core.packing import datum_cost
 from services.scheduler.core.view import Op
 from services.scheduler.dispatch.commands import check_payload, op_of, pack_key, rejection
 from services.scheduler.ports import ArtifactReader, ModelDirectory, TrainerDirectory
@@ -110,7 +111,7 @@ def _submission(
         command=command.SerializeToString(),
         pack_key=pack_key(op, command.batch) if op.is_batch else "",
         datums=len(table.lengths) if op.is_batch else 1,
-        tokens=sum(table.lengths) + len(table.lengths),
+        tokens=sum(map(datum_cost, table.lengths, table.widths)),
         payload_bytes=0 if rejected else payload_bytes,
         traceparent=traceparent,
         rejected=rejected,

@@ -32,10 +32,14 @@ def op_of(command: types.Command) -> Op:
 
 
 def pack_key(op: Op, batch: types.BatchBody) -> str:
-    """Equal exactly when two batches may share a pass: op, loss, canonical config, datum fields (PACK-02)."""
+    """Equal exactly when two batches may share a pass: op, loss, canonical config, datum fields (PACK-02).
+
+    And the numbers of targets per position: a pass is as wide as its widest datum.
+    """
     numbers = sorted(batch.loss.numbers.items())
     texts = sorted(batch.loss.texts.items())
-    return key_hash(op.value, batch.loss.loss_fn, json.dumps([numbers, texts]), json.dumps(list(batch.table.fields)))
+    shape = [list(batch.table.fields), sorted(set(batch.table.widths))]
+    return key_hash(op.value, batch.loss.loss_fn, json.dumps([numbers, texts]), json.dumps(shape))
 
 
 def check_payload(table: types.DatumTable, payload_bytes: int) -> None:

@@ -107,7 +107,13 @@ def _item_settlement(
             return _failed(fault, failure.of_datum(Op(item.o), user=fault.user))
     losses = [report.loss for report in reports]
     total = sum(losses)
-    part = types.BatchResult(loss_sum=total, datum_losses=losses, lengths=packed.lengths, widths=packed.widths)
+    part = types.BatchResult(
+        loss_sum=total,
+        datum_losses=losses,
+        lengths=packed.lengths,
+        widths=packed.widths,
+        columns=packed.columns,
+    )
     part.logprobs = logprobs
     part.metrics["loss:sum"] = total
     return Settlement("part", part.SerializeToString())

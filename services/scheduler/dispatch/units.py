@@ -50,6 +50,7 @@ def _pass_item(item: PackedItem, stored: StoredCommand) -> pb.PassItem:
         first_datum=item.first,
         lengths=table.lengths[item.first : end],
         widths=table.widths[item.first : end],
+        columns=[index - item.first for index in table.columns if item.first <= index < end],
     )
 
 

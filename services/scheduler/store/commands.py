@@ -10,6 +10,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from tinkermesh.v1 import types_pb2 as types
 
+from services.scheduler.core.packing import datum_cost
 from services.scheduler.store import keys
 from services.scheduler.store.outages import reaching_redis
 from services.scheduler.store.payloads import Upload
@@ -19,7 +20,7 @@ _FIELDS = ("request_id", "tenant", "parent", "command", "upload", "segments", "t
 
 @dataclass(frozen=True, slots=True)
 class StoredCommand:
-    """`costs`: tokens per datum, input plus one label. `payload`: the whole of a small one, else empty."""
+    """`costs`: tokens per datum (core.packing.datum_cost). `payload`: the whole of a small one, else empty."""
 
     key: str
     request_id: str
@@ -33,7 +34,8 @@ class StoredCommand:
     costs: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        costs = tuple(length + 1 for length in self.command.batch.table.lengths)
+        table = self.command.batch.table
+        costs = tuple(map(datum_cost, table.lengths, table.widths))
         object.__setattr__(self, "costs", costs)  # once: a view asks for it before every unit
 
 

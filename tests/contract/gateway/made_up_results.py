@@ -44,6 +44,7 @@ def _batch(body: types.BatchBody) -> types.BatchResult:
         datum_losses=losses,
         lengths=lengths,
         widths=widths,
+        columns=body.table.columns,
         logprobs=(-np.arange(total, dtype="<f4") / 8).tobytes(),
         metrics={"tokens:sum": float(sum(lengths))},
     )

@@ -34,6 +34,14 @@ def csr(crow: list[int], col: list[int], shape: list[int], count: int | None = N
     return ce(weights=forms.sparse([1.0] * (len(col) if count is None else count), crow, col, shape))
 
 
+def matrix_policy(width: int) -> dict[str, Any]:
+    shape = [3, width]
+    scores = forms.tensor([-0.5] * 3 * width, "float32", shape)
+    return forms.datum(
+        T3, target_tokens=forms.tensor([1] * 3 * width, "int64", shape), logprobs=scores, advantages=scores
+    )
+
+
 IMAGE = {"model_input": {"chunks": [{"type": "image", "data": "aGk=", "format": "png"}]}, "loss_fn_inputs": {}}
 POLICY = forms.policy(T3)
 
@@ -70,8 +78,17 @@ CASES: list[tuple[str, str, list[dict[str, Any]], dict[str, Any], str]] = [
     ("VAL-12 shape", "cross_entropy", [ce(weights=forms.tensor([1.0, 1.0, 1.0], "float32", [4]))], {}, r"datum 0: weights: shape \[4\] needs 4 values"),
     ("VAL-12 3-D", "cross_entropy", [ce(weights=forms.tensor([1.0, 1.0, 1.0], "float32", [1, 3, 1]))], {}, r"only \(N,\) and \(N, K\)"),
     ("VAL-12 negative size", "cross_entropy", [ce(weights=forms.tensor([1.0, 1.0, 1.0], "float32", [-3, -1]))], {}, r"negative size"),
-    ("2-D", "cross_entropy", [ce(target_tokens=forms.tensor([1, 2, 3, 4, 5, 6], "int64", [3, 2]), weights=forms.tensor([1.0] * 6, "float32", [3, 2]))], {}, r"1 target per position"),
-    ("2-D (N,1)", "cross_entropy", [ce(target_tokens=forms.tensor([1, 2, 3], "int64", [3, 1]), weights=forms.tensor([1.0] * 3, "float32", [3, 1]))], {}, r"1 target per position"),
+    ("2-D", "cross_entropy", [ce(target_tokens=forms.tensor([1, 2, 3, 4, 5, 6], "int64", [3, 2]), weights=forms.tensor([1.0] * 3, "float32"))], {}, r"weights has shape \[3\], target_tokens has \[3, 2\]"),
+    ("2-D ppo", "ppo", [matrix_policy(2)], {}, r"target_tokens has shape \[3, 2\]; ppo takes one target per position, send shape \[3\]"),
+    ("2-D ppo (N,1)", "ppo", [matrix_policy(1)], {}, r"target_tokens has shape \[3, 1\]; ppo takes one target per position"),
+    ("2-D K = 0", "cross_entropy", [ce(target_tokens=forms.tensor([], "int64", [3, 0]), weights=forms.tensor([], "float32", [3, 0]))], {}, r"between 1 and 256 targets per position"),
+    ("2-D K = 257", "cross_entropy", [ce(target_tokens=forms.tensor([1] * 771, "int64", [3, 257]), weights=forms.tensor([1.0] * 771, "float32", [3, 257]))], {}, r"between 1 and 256 targets per position"),
+    ("2-D rows", "cross_entropy", [ce(target_tokens=forms.tensor([1] * 8, "int64", [4, 2]), weights=forms.tensor([1.0] * 8, "float32", [4, 2]))], {}, r"4 target_tokens for 3 model_input"),
+    ("2-D target = vocab", "cross_entropy", [ce(target_tokens=forms.tensor([1, 2, 3, 4, 5, VOCAB], "int64", [3, 2]), weights=forms.tensor([1.0] * 6, "float32", [3, 2]))], {}, r"datum 0, position 5: target token 512"),
+    ("2-D CSR column", "cross_entropy", [csr([0, 1, 1, 1], [2], [3, 2])], {}, r"col_indices must lie in \[0, 2\)"),
+    ("2-D CSR crow falls", "cross_entropy", [csr([0, 2, 1, 2], [0, 1], [3, 2])], {}, r"crow_indices must never decrease"),
+    ("2-D CSR duplicate", "cross_entropy", [csr([0, 2, 2, 2], [1, 1], [3, 2])], {}, r"strictly increase"),
+    ("2-D CSR rows", "cross_entropy", [csr([0, 1], [0], [3, 2])], {}, r"2 entries, 3 rows need 4"),
     ("VAL-13 column -1", "cross_entropy", [csr([0, 1], [-1], [3])], {}, r"col_indices must lie in \[0, 3\)"),
     ("VAL-13 column = len", "cross_entropy", [csr([0, 1], [3], [3])], {}, r"col_indices must lie in \[0, 3\)"),
     ("VAL-13 duplicate", "cross_entropy", [csr([0, 2], [2, 2], [3])], {}, r"strictly increase"),
@@ -81,7 +98,7 @@ CASES: list[tuple[str, str, list[dict[str, Any]], dict[str, Any], str]] = [
     ("VAL-13 crow size", "cross_entropy", [csr([0, 1, 2], [0, 1], [3])], {}, r"1 rows need 2"),
     ("VAL-13 columns per value", "cross_entropy", [csr([0, 2], [0], [3], count=2)], {}, r"1 entries for 2 values"),
     ("VAL-13 huge", "cross_entropy", [csr([0, 1], [0], [10**12])], {}, r"does not start with the 3 model_input tokens"),
-    ("VAL-13 huge 2-D", "cross_entropy", [csr([0] * 4, [], [3, 10**12])], {}, r"1 target per position"),
+    ("VAL-13 huge 2-D", "cross_entropy", [csr([0] * 4, [], [3, 10**12])], {}, r"at most 256 targets per position"),
     ("VAL-13 wrapping crow", "cross_entropy", [csr([0, 2**63 - 1], [0], [3])], {}, r"end at the number of values"),
 ]  # fmt: skip
 # JSON cannot carry these, or refuses them earlier and by another text.

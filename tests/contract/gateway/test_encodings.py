@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import zstandard
 
@@ -60,6 +61,74 @@ async def test_sparse_and_dense_are_one_command(client: Client, scheduler: FakeS
     first = await client.protobuf(forms.to_protobuf(forms.request(model, 1, [dense])))
     second = await client.protobuf(forms.to_protobuf(forms.request(model, 1, [csr])))
     assert first.json() == second.json()
+
+
+TOP2 = [[6, 0], [0, 9], [0, 0]]  # token 0 and weight 0 are what a sparse tensor leaves out
+TOP2_WEIGHTS = [[0.5, 0.25], [0.0, 1.0], [0.0, 0.0]]
+
+
+def matrices(targets: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]:
+    return forms.datum([5, 6, 7], target_tokens=targets, weights=weights)
+
+
+async def test_matrix_targets_and_weights_dense_or_sparse_in_any_mix_are_one_command_API_11_VAL_12(
+    client: Client, scheduler: FakeScheduler, model: str
+) -> None:
+    targets = [
+        forms.tensor([t for row in TOP2 for t in row], "int64", [3, 2]),
+        forms.sparse([6, 9], [0, 1, 2, 2], [0, 1], [3, 2], "int64"),
+    ]
+    weights = [
+        forms.tensor([w for row in TOP2_WEIGHTS for w in row], "float32", [3, 2]),
+        forms.sparse([0.5, 0.25, 1.0], [0, 2, 3, 3], [0, 1, 1], [3, 2]),
+    ]
+    answers = []
+    for body in (forms.request(model, 1, [matrices(t, w)]) for t in targets for w in weights):
+        answers += [await client.post("forward_backward", body), await client.protobuf(forms.to_protobuf(body))]
+    assert len({answer.json()["request_id"] for answer in answers}) == 1
+    (only,) = scheduler.submitted
+    assert list(only.command.batch.table.widths) == [2]
+    values = np.frombuffer(only.payload, "<i4")
+    assert values[3:9].reshape(3, 2).tolist() == TOP2
+    assert np.frombuffer(only.payload, "<f4")[9:].reshape(3, 2).tolist() == TOP2_WEIGHTS
+
+
+async def test_one_target_per_position_is_the_same_data_as_vector_or_as_matrix_API_11(
+    client: Client, scheduler: FakeScheduler, model: str
+) -> None:
+    """Only the shape of the answer differs: what came as (N, 1) goes back as (N, 1)."""
+    matrix = matrices(forms.tensor([6, 7, 8], "int64", [3, 1]), forms.tensor([1.0, 2.0, 3.0], "float32", [3, 1]))
+    vector = matrices(forms.tensor([6, 7, 8], "int64"), forms.tensor([1.0, 2.0, 3.0], "float32"))
+    shapes = []
+    for seq, data in enumerate(([matrix], [vector], [vector, matrix, vector]), start=1):
+        sent = await client.protobuf(forms.to_protobuf(forms.request(model, seq, data)))
+        answer = await client.result(sent.json()["request_id"])
+        shapes.append([one["logprobs"]["shape"] for one in answer.json()["loss_fn_outputs"]])
+    first, second, third = scheduler.submitted
+    assert first.payload == second.payload
+    assert third.payload == 3 * first.payload
+    assert shapes == [[[3, 1]], [[3]], [[3], [3, 1], [3]]]
+
+
+async def test_a_request_holds_a_bounded_number_of_targets_VAL_07(client: Client, model: str) -> None:
+    wide = [1] * 256 * 256
+    body = forms.datum(wide[:256], target_tokens=forms.tensor(wide, "int64", [256, 256]))
+    failure = await client.failure(await client.protobuf(forms.to_protobuf(forms.request(model, 1, [body] * 62))))
+    assert "4063232 target_tokens, the limit is 4000000 per request" in failure
+
+
+async def test_sparse_bomb_of_small_tensors_takes_no_memory_VAL_13(client: Client, model: str) -> None:
+    tokens = [1] * 256
+    targets = forms.tensor(tokens, "int64")
+    bombs = {f"x{n}": forms.sparse([], [0] * 257, [], [256, 256]) for n in range(200)}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    failure = await client.failure(
+        await client.protobuf(
+            forms.to_protobuf(forms.request(model, 1, [forms.datum(tokens, target_tokens=targets, **bombs)]))
+        )
+    )
+    assert "too large when dense" in failure
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 160 * 1024
 
 
 @pytest.mark.parametrize(

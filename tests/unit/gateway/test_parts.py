@@ -177,6 +177,12 @@ def test_wide_datums_are_rendered_in_rectangular_records_in_order() -> None:
     assert np.frombuffer(output.loss_fn_outputs[1].fields["logprobs"].data, "<f4").tolist() == [1, 2, 3, 4]
 
 
+def test_a_column_goes_back_as_a_column() -> None:
+    output = wire.ForwardBackwardOutput.FromString(batch_protobuf(batch_result(columns=[1])))
+    trailing = [list(record.fields["logprobs"].trailing_shape) for record in output.loss_fn_outputs]
+    assert trailing == [[], [1]]
+
+
 @pytest.mark.parametrize("change", [{"logprobs": b"1234"}, {"datum_losses": [1.0]}])
 def test_a_result_that_does_not_add_up_is_not_delivered_FAIL_09(change: dict[str, object]) -> None:
     with pytest.raises(ContractViolation):

@@ -11,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidInput
-from services.gateway.wire.tensors import SparseBound, array_from_list, dense_from_bytes, densify
+from services.gateway.wire.tensors import Room, SparseBound, array_from_list, dense_from_bytes, densify
+
+
+def bound(length: int, width: int, room: int = 1000) -> SparseBound:
+    return SparseBound(length, width, Room(room))
 
 
 def i64(*values: int) -> np.ndarray:
@@ -40,23 +44,22 @@ def dense_matrices(draw: st.DrawFn) -> np.ndarray:
 def test_csr_round_trip_for_every_sparsity(dense: np.ndarray) -> None:
     rows, cols = np.nonzero(dense)
     crow = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=dense.shape[0])))).astype("<i8")
-    bound = SparseBound(dense.shape[0], 8)
-    tensor = densify(dense[rows, cols], crow, cols.astype("<i8"), "int64", dense.shape, bound)
+    tensor = densify(dense[rows, cols], crow, cols.astype("<i8"), "int64", dense.shape, bound(dense.shape[0], 8))
     assert tensor.values.reshape(dense.shape).tolist() == dense.tolist()
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: densify(i64(1), i64(0, 1), i64(-1), "int64", [3], SparseBound(3, 1)),
-        lambda: densify(i64(1), i64(0, 1), i64(3), "int64", [3], SparseBound(3, 1)),
-        lambda: densify(i64(1, 1), i64(0, 2), i64(2, 2), "int64", [3], SparseBound(3, 1)),
-        lambda: densify(i64(1, 1), i64(0, 3), i64(0, 1), "int64", [3], SparseBound(3, 1)),
-        lambda: densify(i64(1), i64(0, 1), i64(0), "int64", [10**12], SparseBound(3, 1)),
-        lambda: densify(i64(1), i64(0, 1), i64(0), "int64", [3, 10**12], SparseBound(3, 64)),
-        lambda: densify(i64(1, 2), i64(0, 2**63 - 1, -2, 2), i64(0, 1), "int64", [3, 2], SparseBound(3, 2)),
-        lambda: densify(i64(1), i64(), i64(0), "int64", [3], SparseBound(3, 1)),
-        lambda: densify(i64(), i64(0), i64(), "int64", [], SparseBound(3, 1)),
+        lambda: densify(i64(1), i64(0, 1), i64(-1), "int64", [3], bound(3, 1)),
+        lambda: densify(i64(1), i64(0, 1), i64(3), "int64", [3], bound(3, 1)),
+        lambda: densify(i64(1, 1), i64(0, 2), i64(2, 2), "int64", [3], bound(3, 1)),
+        lambda: densify(i64(1, 1), i64(0, 3), i64(0, 1), "int64", [3], bound(3, 1)),
+        lambda: densify(i64(1), i64(0, 1), i64(0), "int64", [10**12], bound(3, 1)),
+        lambda: densify(i64(1), i64(0, 1), i64(0), "int64", [3, 10**12], bound(3, 64)),
+        lambda: densify(i64(1, 2), i64(0, 2**63 - 1, -2, 2), i64(0, 1), "int64", [3, 2], bound(3, 2)),
+        lambda: densify(i64(1), i64(), i64(0), "int64", [3], bound(3, 1)),
+        lambda: densify(i64(), i64(0), i64(), "int64", [], bound(3, 1)),
     ],
 )
 def test_bad_csr_is_refused_before_anything_is_allocated_VAL_13(call: Callable[[], object]) -> None:
@@ -67,8 +70,17 @@ def test_bad_csr_is_refused_before_anything_is_allocated_VAL_13(call: Callable[[
 
 
 def test_columns_may_start_again_in_a_new_row() -> None:
-    tensor = densify(i64(1, 2, 3), i64(0, 1, 1, 3), i64(1, 0, 1), "int64", [3, 2], SparseBound(3, 2))
+    tensor = densify(i64(1, 2, 3), i64(0, 1, 1, 3), i64(1, 0, 1), "int64", [3, 2], bound(3, 2))
     assert tensor.values.tolist() == [0, 1, 0, 0, 2, 3]
+
+
+def test_all_sparse_tensors_of_a_request_share_one_room_VAL_13() -> None:
+    """Otherwise many tiny ones, each as large as its datum when dense, are a bomb."""
+    room = Room(10)
+    empty = i64(0, 0, 0)
+    densify(i64(), empty, i64(), "int64", [2, 3], SparseBound(2, 8, room))
+    with pytest.raises(InvalidInput, match="too large when dense"):
+        densify(i64(), empty, i64(), "int64", [2, 3], SparseBound(2, 8, room))
 
 
 @pytest.mark.parametrize(("values", "dtype"), [([1, 2.0], "int64"), ([2**63], "int64"), ([2**31], "int32")])

@@ -6,6 +6,7 @@ import pytest
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import InvalidInput
+from services.scheduler.core.packing import datum_cost
 from services.scheduler.core.view import Op
 from services.scheduler.dispatch.commands import check_payload, op_of, pack_key, rejection
 
@@ -27,6 +28,20 @@ def test_pack_keys_are_equal_exactly_for_equal_work_PACK_02() -> None:
     text.loss.texts["a"] = "0.8"
     assert len({key(batch) for batch in [*different, text]}) == 5
     assert key(body(), Op.FORWARD) != key(body(), Op.FORWARD_BACKWARD)
+
+
+def test_batches_of_other_widths_do_not_share_a_pass_PACK_02() -> None:
+    def wide(*widths: int) -> types.BatchBody:
+        batch = body("cross_entropy")
+        batch.table.widths.extend(widths)
+        return batch
+
+    assert key(wide(1, 1)) == key(wide(1))
+    assert len({key(wide(1)), key(wide(4)), key(wide(1, 4))}) == 3
+
+
+def test_many_targets_at_a_position_cost_more_of_a_pass() -> None:
+    assert [datum_cost(10, width) for width in (1, 4, 5, 100)] == [11, 11, 21, 251]
 
 
 def test_text_one_is_not_number_one_PACK_02() -> None:

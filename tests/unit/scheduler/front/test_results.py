@@ -31,6 +31,13 @@ def test_parts_join_in_the_requests_own_order_ORD_09_API_13() -> None:
     assert np.array_equal(np.frombuffer(whole.logprobs, "<f4"), expected)
 
 
+def test_parts_keep_which_datums_are_columns() -> None:
+    first, second = _part([1.0], [2], {}), _part([2.0, 3.0], [9, 4], {})
+    first.columns.append(0)
+    second.columns.append(1)
+    assert list(join_batches([first, second]).columns) == [0, 2]
+
+
 def test_metrics_reduce_by_their_suffix() -> None:
     parts = [
         ({"a:sum": 1.0, "b:mean": 1.0, "c:min": 1.0, "d:max": 1.0, "e:unique": 7.0}, 1),
