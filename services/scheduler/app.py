@@ -14,7 +14,7 @@ from tinkermesh.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb
 from services.common.errors import Unavailable
 from services.common.grpc_server import GrpcServer
 from services.common.process import write_port
-from services.scheduler.parts import Parts, assemble
+from services.scheduler.parts import Assembly, Parts
 from services.scheduler.settings import Settings
 from services.scheduler.startup_checks import check_redis
 from services.scheduler.store.connection import Redis, connect
@@ -47,7 +47,7 @@ class App:
         settings = self._settings
         functions = Functions(self._redis)
         await self._reach_redis(functions)
-        parts = self._parts = assemble(settings, self._redis, functions, self._notices)
+        parts = self._parts = Assembly(settings, self._redis, functions, self._notices).parts()
         self._run(self._notices.run(), "notices")
         async with asyncio.timeout(REDIS_WAIT_SECONDS):
             await self._notices.subscribed.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from services.common.keyring import Keyring, load_pepper
@@ -56,108 +57,193 @@ class Parts:
     fleet: Fleet
 
 
-def limits_of(settings: Settings) -> SamplingLimits:
-    return SamplingLimits(
-        sample_seconds=settings.sample_seconds,
-        sampler_wait_seconds=settings.sampler_wait_seconds,
-        retention_ms=int(settings.retention_seconds * 1000),
-        open_per_tenant=settings.open_samples_per_tenant,
-        fair=settings.fair,
-    )
+class Assembly:
+    """Each part is made once, at its first use, after the parts it needs."""
+
+    def __init__(self, settings: Settings, redis: Redis, functions: Functions, notices: Notices) -> None:
+        self._settings = settings
+        self._redis = redis
+        self._functions = functions
+        self._notices = notices
+
+    def parts(self) -> Parts:
+        """Raises InvalidInput when the pepper cannot be read."""
+        return Parts(
+            scheduler=self.scheduler,
+            registry=Registry(self.registry_store, self.directory),
+            admin=self.admin,
+            training=self.training,
+            sweeper=self.sweeper,
+            watches=self.watches,
+            directory=self.directory,
+            front=self.front,
+            fleet=self.fleet,
+        )
+
+    # -- what comes from the settings ----------------------------------------------------
+
+    @cached_property
+    def pepper(self) -> bytes:
+        return load_pepper(Path(self._settings.pepper_file))
+
+    @cached_property
+    def store_root(self) -> Path:
+        return Path(self._settings.store_root)
+
+    @cached_property
+    def limits(self) -> SamplingLimits:
+        return SamplingLimits(
+            sample_seconds=self._settings.sample_seconds,
+            sampler_wait_seconds=self._settings.sampler_wait_seconds,
+            retention_ms=_ms(self._settings.retention_seconds),
+            open_per_tenant=self._settings.open_samples_per_tenant,
+            fair=self._settings.fair,
+        )
+
+    # -- Redis and the shared store ------------------------------------------------------
+
+    @cached_property
+    def registry_store(self) -> RegistryStore:
+        return RegistryStore(self._redis, self._functions)
+
+    @cached_property
+    def session_store(self) -> SessionStore:
+        return SessionStore(self._redis, self._functions)
+
+    @cached_property
+    def sampling_store(self) -> SamplingStore:
+        return SamplingStore(self._redis, self._functions)
+
+    @cached_property
+    def reader(self) -> RequestReader:
+        return RequestReader(self._redis, self._functions)
+
+    @cached_property
+    def artifacts(self) -> Artifacts:
+        key_file = self._settings.key_file
+        keyring = Keyring(Path(key_file), self.pepper) if key_file else None
+        return Artifacts(self.store_root, self.pepper, keyring.tenant_of_digest if keyring else lambda _digest: "")
+
+    # -- what several parts share --------------------------------------------------------
+
+    @cached_property
+    def directory(self) -> Directory:
+        return Directory(self.registry_store, self._notices, valid_ms=_ms(self._settings.registration_seconds))
+
+    @cached_property
+    def session_directory(self) -> SessionDirectory:
+        return SessionDirectory(self.session_store)
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        return Fleet(self.directory, load_seconds=self._settings.adapter_load_seconds)
+
+    @cached_property
+    def results(self) -> Results:
+        return Results(self.reader)
+
+    @cached_property
+    def sampling_sessions(self) -> SamplingSessions:
+        return SamplingSessions(self.sampling_store, self.session_store, self.artifacts, self.directory)
+
+    @cached_property
+    def cancellation(self) -> Cancellation:
+        return Cancellation(self.sampling_store, self.reader, self.fleet, self.limits)
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        return Sessions(self.session_store, self.training.models, self.cancellation, keep_ms=self.limits.retention_ms)
+
+    @cached_property
+    def queue_states(self) -> QueueStates:
+        return QueueStates(self.training.models, self.directory)
+
+    @cached_property
+    def watches(self) -> WatchHub:
+        return WatchHub(self.results, Explanations(self.results, self.queue_states), self._notices)
+
+    @cached_property
+    def front(self) -> Front:
+        return Front(lambda: self.watches.streams)
+
+    # -- what the process serves and runs ------------------------------------------------
+
+    @cached_property
+    def training(self) -> Training:
+        return Training(
+            redis=self._redis,
+            functions=self._functions,
+            replica=self._settings.replica,
+            directory=self.directory,
+            sessions=self.session_directory,
+            snapshots=Snapshots(self.sampling_sessions, self.directory, self.fleet),
+            artifacts=self.artifacts,
+            notices=self._notices,
+            store_root=self.store_root,
+            pepper=self.pepper,
+            leader_tasks=[
+                SampleDispatcher(self.sampling_store, self.fleet, self._notices, self.limits),
+                ResultSweeper(self.sampling_store, keep_ms=self.limits.retention_ms),
+            ],
+            gap_timeout_seconds=self._settings.gap_timeout_seconds,
+            retention_seconds=self._settings.retention_seconds,
+            fair=self._settings.fair,
+            lease_ttl_ms=_ms(self._settings.term_lease_seconds),
+        )
+
+    @cached_property
+    def intake(self) -> Intake:
+        return Intake(
+            training=self.training.admission,
+            samples=SampleAdmission(self.sampling_store, self.limits),
+            pools=Pools(self.directory),
+            artifacts=self.artifacts,
+            session_directory=self.session_directory,
+            sessions=self.sessions,
+            sampling_sessions=self.sampling_sessions,
+            reader=self.reader,
+        )
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        return Scheduler(
+            intake=self.intake,
+            sessions=self.sessions,
+            sampling_sessions=self.sampling_sessions,
+            cancellation=self.cancellation,
+            models=self.training.models,
+            artifacts=self.artifacts,
+            training_runs=TrainingRuns(self.training.models, self.artifacts),
+            directory=self.directory,
+            results=self.results,
+            watches=self.watches,
+            front=self.front,
+        )
+
+    @cached_property
+    def admin(self) -> Admin:
+        return Admin(
+            overview=Overview(self._redis),
+            registry=self.registry_store,
+            directory=self.directory,
+            sessions=self.session_store,
+            samples=self.sampling_store,
+            results=self.results,
+            explainer=self.queue_states,
+        )
+
+    @cached_property
+    def sweeper(self) -> Sweeper:
+        return Sweeper(
+            self._settings.replica,
+            self.sessions,
+            self.session_store,
+            self.front.clients_can_beat,
+            lease_ms=_ms(self._settings.lease_seconds),
+            outage_ms=_ms(self._settings.outage_seconds),
+            grace_ms=_ms(self._settings.grace_seconds),
+        )
 
 
-def open_artifacts(settings: Settings, pepper: bytes) -> Artifacts:
-    keyring = Keyring(Path(settings.key_file), pepper) if settings.key_file else None
-    return Artifacts(Path(settings.store_root), pepper, keyring.tenant_of_digest if keyring else lambda _digest: "")
-
-
-def assemble(settings: Settings, redis: Redis, functions: Functions, notices: Notices) -> Parts:
-    """Raises InvalidInput when the pepper cannot be read."""
-    pepper = load_pepper(Path(settings.pepper_file))
-    limits = limits_of(settings)
-    registry_store, session_store = RegistryStore(redis, functions), SessionStore(redis, functions)
-    sampling_store, reader = SamplingStore(redis, functions), RequestReader(redis, functions)
-    directory = Directory(registry_store, notices, valid_ms=int(settings.registration_seconds * 1000))
-    artifacts = open_artifacts(settings, pepper)
-    results = Results(reader)
-    fleet = Fleet(directory, load_seconds=settings.adapter_load_seconds)
-    sampling_sessions = SamplingSessions(sampling_store, session_store, artifacts, directory)
-    session_directory = SessionDirectory(session_store)
-    training = Training(
-        redis=redis,
-        functions=functions,
-        replica=settings.replica,
-        directory=directory,
-        sessions=session_directory,
-        snapshots=Snapshots(sampling_sessions, directory, fleet),
-        artifacts=artifacts,
-        notices=notices,
-        store_root=Path(settings.store_root),
-        pepper=pepper,
-        leader_tasks=[
-            SampleDispatcher(sampling_store, fleet, notices, limits),
-            ResultSweeper(sampling_store, keep_ms=limits.retention_ms),
-        ],
-        gap_timeout_seconds=settings.gap_timeout_seconds,
-        retention_seconds=settings.retention_seconds,
-        fair=settings.fair,
-        lease_ttl_ms=int(settings.term_lease_seconds * 1000),
-    )
-    cancellation = Cancellation(sampling_store, reader, fleet, limits)
-    sessions = Sessions(session_store, training.models, cancellation, keep_ms=limits.retention_ms)
-    queue_states = QueueStates(training.models, directory)
-    explanations = Explanations(results, queue_states)
-    watches = WatchHub(results, explanations, notices)
-    front = Front(lambda: watches.streams)
-    intake = Intake(
-        training=training.admission,
-        samples=SampleAdmission(sampling_store, limits),
-        pools=Pools(directory),
-        artifacts=artifacts,
-        session_directory=session_directory,
-        sessions=sessions,
-        sampling_sessions=sampling_sessions,
-        reader=reader,
-    )
-    scheduler = Scheduler(
-        intake=intake,
-        sessions=sessions,
-        sampling_sessions=sampling_sessions,
-        cancellation=cancellation,
-        models=training.models,
-        artifacts=artifacts,
-        training_runs=TrainingRuns(training.models, artifacts),
-        directory=directory,
-        results=results,
-        watches=watches,
-        front=front,
-    )
-    admin = Admin(
-        overview=Overview(redis),
-        registry=registry_store,
-        directory=directory,
-        sessions=session_store,
-        samples=sampling_store,
-        results=results,
-        explainer=queue_states,
-    )
-    sweeper = Sweeper(
-        settings.replica,
-        sessions,
-        session_store,
-        front.clients_can_beat,
-        lease_ms=int(settings.lease_seconds * 1000),
-        outage_ms=int(settings.outage_seconds * 1000),
-        grace_ms=int(settings.grace_seconds * 1000),
-    )
-    return Parts(
-        scheduler=scheduler,
-        registry=Registry(registry_store, directory),
-        admin=admin,
-        training=training,
-        sweeper=sweeper,
-        watches=watches,
-        directory=directory,
-        front=front,
-        fleet=fleet,
-    )
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
