@@ -60,6 +60,10 @@ local function request_row(context, key)
   return context.prefix .. ':req:' .. key
 end
 
+local function is_batch(op)
+  return op == 'forward' or op == 'forward_backward'
+end
+
 -- The one place that decides when a command's payload may go. A blob is a file: its name is
 -- left for the sweeper. Small bodies stay: a retried save is answered from its first body.
 local function release_payload(context, key)
@@ -75,7 +79,7 @@ local function release_payload(context, key)
     end
     redis.call('HSET', row, 'upload', '', 'segments', '0')
   end
-  if op == 'forward' or op == 'forward_backward' then redis.call('HDEL', row, 'command') end
+  if is_batch(op) then redis.call('HDEL', row, 'command') end
 end
 
 -- Gives a future its final outcome; the first one wins (FUT-01). `state` is done or failed. Without
@@ -107,8 +111,8 @@ local function publish_settled(context)
   end
 end
 
-local function publish_ready(context, kind)
-  redis.call('PUBLISH', 'tm:ready:' .. pool_of(context.prefix), kind)
+local function publish_ready(prefix, kind)
+  redis.call('PUBLISH', 'tm:ready:' .. pool_of(prefix), kind)
 end
 
 -- nil, or why `term` no longer drives this pool.

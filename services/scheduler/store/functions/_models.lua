@@ -13,6 +13,10 @@ local function queue_of(context, id)
   return context.prefix .. ':queue:' .. id
 end
 
+local function is_create(op)
+  return op == 'create' or op == 'create_from_checkpoint'
+end
+
 local function settle_unload(context, id, category, failure)
   local key = redis.call('HGET', model_row(context, id), 'unload_key')
   if not key or key == '' then return end
@@ -61,8 +65,14 @@ local function bury(context, id, category, reason)
   release_slot(context, id)
 end
 
+-- The first reason to end a model is the one remembered.
+local function bury_for_its_reason(context, id)
+  local category, reason = unpack(redis.call('HMGET', model_row(context, id), 'reason_category', 'reason'))
+  bury(context, id, tonumber(category), reason)
+end
+
 -- Closes a model now: nothing more is issued, what waits fails. Under a running unit the close
--- completes when that unit settles (LEASE-05). The first reason is the one remembered.
+-- completes when that unit settles (LEASE-05).
 local function close_model(context, id, category, reason)
   local row = model_row(context, id)
   local state, doomed, inflight = unpack(redis.call('HMGET', row, 'state', 'doomed', 'inflight'))
@@ -73,15 +83,12 @@ local function close_model(context, id, category, reason)
     redis.call('ZREM', context.prefix .. ':active', id)
     redis.call('ZREM', context.prefix .. ':creates', id)
   end
-  if tonumber(inflight or 0) == 0 then
-    local found = redis.call('HMGET', row, 'reason_category', 'reason')
-    bury(context, id, tonumber(found[1]), found[2])
-  end
+  if tonumber(inflight or 0) == 0 then bury_for_its_reason(context, id) end
 end
 
 -- A rejected command has reached its turn: it fails with its own text, without the trainer.
 local function settle_rejected(context, id, key, op, text)
-  if op == 'create' or op == 'create_from_checkpoint' then
+  if is_create(op) then
     close_model(context, id, USER, text)
     return
   end
@@ -132,8 +139,7 @@ local function advance(context, id)
   end
   redis.call('ZREM', active, id)
   if ending == '1' and tonumber(inflight or 0) == 0 then
-    local found = redis.call('HMGET', row, 'reason_category', 'reason')
-    bury(context, id, tonumber(found[1]), found[2])
+    bury_for_its_reason(context, id)
   elseif redis.call('HLEN', queue_of(context, id)) > 0 then
     redis.call('ZADD', gaps, 'NX', int(context.now), id)
   else
@@ -166,5 +172,5 @@ end
 
 local function finish(context)
   publish_settled(context)
-  if context.wake then publish_ready(context, 'train') end
+  if context.wake then publish_ready(context.prefix, 'train') end
 end

@@ -38,6 +38,6 @@ register('lease_release', function(keys, args)
   local term, holder = unpack(redis.call('HMGET', lease, 'term', 'life'))
   if term ~= args[1] or holder ~= args[2] then return 0 end
   redis.call('HSET', lease, 'expires_ms', int(now_ms()))
-  publish_ready({ prefix = keys[1] }, 'lease')
+  publish_ready(keys[1], 'lease')
   return 1
 end)

@@ -3,11 +3,6 @@
 
 local FORGET_MS = 600000
 
-local function publish_ready(prefix, kind)
-  local pool = string.match(prefix, '{p:(.+)}$')
-  redis.call('PUBLISH', 'tm:ready:' .. pool, kind)
-end
-
 local function forget_old(key, now)
   local entries = redis.call('HGETALL', key)
   for i = 1, #entries, 2 do

@@ -80,7 +80,7 @@ register('sampling_admit', function(keys, args)
     settle_sample(context, key, 'failed', args[11])
   else
     redis.call('ZADD', prefix .. ':samples', arrival, key)
-    publish_ready(context, 'sample')
+    publish_ready(prefix, 'sample')
   end
   publish_settled(context)
   return { request_id, args[6] }

@@ -2,10 +2,24 @@
 
 local function refused_as_closed(context, row)
   local reason = redis.call('HGET', row, 'reason')
-  return refuse('model_closed', 'model is closed: ' .. (reason or '') )
+  return refuse('model_closed', 'model is closed: ' .. (reason or ''))
 end
 
-local function store_row(context, a, request_id)
+-- What every admission asks first: an answer to give at once, or nil and the model's row fields.
+local function checked(context, a)
+  local row = model_row(context, a.model)
+  local owner, state, ending, next_seq = unpack(redis.call('HMGET', row, 'tenant', 'state', 'ending', 'next_seq'))
+  if not owner and not is_create(a.op) then
+    return refuse('unknown_id', 'model_id ' .. a.model .. ' is not known; create the model first')
+  end
+  if owner and owner ~= a.tenant then
+    return refuse('forbidden', 'model_id ' .. a.model .. ' belongs to another tenant')
+  end
+  return known_key(context, a.key, a.tenant, a.fingerprint), { state = state, ending = ending, next_seq = next_seq }
+end
+
+local function store_row(context, a)
+  local request_id = pool_of(context.prefix) .. '.' .. a.key .. '.0'
   local arrival = int(redis.call('INCR', context.prefix .. ':arrival'))
   redis.call('HSET', request_row(context, a.key),
     'request_id', request_id, 'fingerprint', a.fingerprint, 'tenant', a.tenant, 'session', a.session,
@@ -15,7 +29,13 @@ local function store_row(context, a, request_id)
     'traceparent', a.traceparent, 'rejected', a.rejected, 'units', '', 'admitted_ms', int(context.now))
   redis.call('SADD', context.prefix .. ':rows:' .. a.model, a.key)
   keep_segments(context.prefix, a.upload, a.segments)
-  return arrival
+  return request_id, arrival
+end
+
+local function admitted(context, request_id)
+  context.wake = true
+  finish(context)
+  return { request_id, int(context.now) }
 end
 
 local function arguments(args)
@@ -36,78 +56,57 @@ end
 -- request id alone when the key was used before.
 register('train_submit', function(keys, args)
   local context, a = begin(keys[1], args[1]), arguments(args)
+  local answer, model = checked(context, a)
+  if answer then return answer end
   local row = model_row(context, a.model)
-  local owner, ending, next_seq = unpack(redis.call('HMGET', row, 'tenant', 'ending', 'next_seq'))
-  if not owner then return refuse('unknown_id', 'model_id ' .. a.model .. ' is not known; create the model first') end
-  if owner ~= a.tenant then return refuse('forbidden', 'model_id ' .. a.model .. ' belongs to another tenant') end
-  local known = known_key(context, a.key, a.tenant, a.fingerprint)
-  if known then return known end
-  if ending == '1' then return refused_as_closed(context, row) end
-  if decimal_less(a.seq, next_seq) then
-    return refuse('invalid_input', 'seq_id ' .. a.seq .. ' lies before the next one of this model, ' .. next_seq)
+  if model.ending == '1' then return refused_as_closed(context, row) end
+  if decimal_less(a.seq, model.next_seq) then
+    return refuse('invalid_input', 'seq_id ' .. a.seq .. ' lies before the next one of this model, ' .. model.next_seq)
   end
   local missing = missing_payload(context.prefix, a)
   if missing then return missing end
 
-  local request_id = pool_of(context.prefix) .. '.' .. a.key .. '.0'
-  store_row(context, a, request_id)
+  local request_id = store_row(context, a)
   redis.call('HSET', queue_of(context, a.model), a.seq, a.key)
   redis.call('HSET', row, 'last_request_ms', int(context.now))
   advance(context, a.model)
-  context.wake = true
-  finish(context)
-  return { request_id, int(context.now) }
+  return admitted(context, request_id)
 end)
 
 -- args as train_submit (seq is 0), then base_model, layout, user_metadata.
 register('train_create', function(keys, args)
   local context, a = begin(keys[1], args[1]), arguments(args)
-  local row = model_row(context, a.model)
-  local owner = redis.call('HGET', row, 'tenant')
-  if owner and owner ~= a.tenant then
-    return refuse('forbidden', 'model_id ' .. a.model .. ' belongs to another tenant')
-  end
-  local known = known_key(context, a.key, a.tenant, a.fingerprint)
-  if known then return known end
+  local answer = checked(context, a)
+  if answer then return answer end
   if redis.call('EXISTS', context.prefix .. ':ended:' .. a.session) == 1 then
     return refuse('invalid_input', 'session_id ' .. a.session .. ' has ended; create a new session')
   end
 
-  local request_id = pool_of(context.prefix) .. '.' .. a.key .. '.0'
-  local arrival = store_row(context, a, request_id)
-  redis.call('HSET', row, 'tenant', a.tenant, 'session', a.session, 'state', 'creating', 'next_seq', '0',
-    'inflight', '0', 'slot', '', 'load_number', '0', 'window_rejected', '0', 'snapshots', '0',
+  local request_id, arrival = store_row(context, a)
+  redis.call('HSET', model_row(context, a.model), 'tenant', a.tenant, 'session', a.session, 'state', 'creating',
+    'next_seq', '0', 'inflight', '0', 'slot', '', 'load_number', '0', 'window_rejected', '0', 'snapshots', '0',
     'base_model', args[18], 'layout', args[19], 'user_metadata', args[20],
     'created_ms', int(context.now), 'last_request_ms', int(context.now))
   redis.call('HSET', queue_of(context, a.model), '0', a.key)
   redis.call('SADD', context.prefix .. ':session_models:' .. a.session, a.model)
   if a.rejected == '' then redis.call('ZADD', context.prefix .. ':creates', arrival, a.model) end
   advance(context, a.model)
-  context.wake = true
-  finish(context)
-  return { request_id, int(context.now) }
+  return admitted(context, request_id)
 end)
 
 -- args as train_submit (seq is empty). An ordered end: accepted work settles first. A model that
 -- is closed already answers at once.
 register('train_unload', function(keys, args)
   local context, a = begin(keys[1], args[1]), arguments(args)
-  local row = model_row(context, a.model)
-  local owner, state, slot = unpack(redis.call('HMGET', row, 'tenant', 'state', 'slot'))
-  if not owner then return refuse('unknown_id', 'model_id ' .. a.model .. ' is not known') end
-  if owner ~= a.tenant then return refuse('forbidden', 'model_id ' .. a.model .. ' belongs to another tenant') end
-  local known = known_key(context, a.key, a.tenant, a.fingerprint)
-  if known then return known end
+  local answer, model = checked(context, a)
+  if answer then return answer end
 
-  local request_id = pool_of(context.prefix) .. '.' .. a.key .. '.0'
-  store_row(context, a, request_id)
-  redis.call('HSET', row, 'unload_key', a.key)
-  if state == 'closed' then
+  local request_id = store_row(context, a)
+  redis.call('HSET', model_row(context, a.model), 'unload_key', a.key)
+  if model.state == 'closed' then
     settle_unload(context, a.model)
   else
     end_model(context, a.model, 'model was unloaded by its client')
   end
-  context.wake = true
-  finish(context)
-  return { request_id, int(context.now) }
+  return admitted(context, request_id)
 end)

@@ -133,7 +133,7 @@ end
 local function count(context, items)
   local counters, tenants, shared, datums = context.prefix .. ':counters', nil, false, 0
   for _, item in ipairs(items) do
-    if item.o == 'forward' or item.o == 'forward_backward' then
+    if is_batch(item.o) then
       local tenant = redis.call('HGET', model_row(context, item.m), 'tenant')
       shared = shared or (tenants ~= nil and tenants ~= tenant)
       tenants, datums = tenant, datums + item.n
@@ -234,7 +234,7 @@ register('train_refuse', function(keys, args)
   local context, key = begin(keys[1], args[2]), args[3]
   local state, model, op = unpack(redis.call('HMGET', request_row(context, key), 'state', 'parent', 'op'))
   if state ~= 'queued' then return STALE end
-  if op == 'create' or op == 'create_from_checkpoint' then
+  if is_create(op) then
     close_model(context, model, USER, args[4])
   else
     fail_row(context, key, USER, args[4])

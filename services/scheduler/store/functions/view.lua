@@ -10,7 +10,7 @@ local function commands_of(prefix, id, next_seq, tokens, limit)
     local key = redis.call('HGET', prefix .. ':queue:' .. id, seq)
     if not key then break end
     local row = redis.call('HMGET', prefix .. ':req:' .. key, unpack(COMMAND))
-    local batch = row[1] == 'forward' or row[1] == 'forward_backward'
+    local batch = is_batch(row[1])
     if not passed(row[9]) then
       if row[7] ~= '' or (not batch and #found > 0) then break end
       table.insert(found, { key, row[1], row[2], row[3], row[4], row[5], row[6], row[8] or '' })
