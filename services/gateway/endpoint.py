@@ -33,13 +33,18 @@ class Call:
 
     async def body(self) -> bytes:
         """Raises TooLarge."""
-        settings = self.gateway.settings
-        return await read_body(self.request, settings.max_body_bytes, settings.body_timeout_seconds)
+        return await self._read(self.gateway.settings.max_body_bytes)
 
     async def json(self, kind: type[T]) -> T:
-        """The whole body as `kind`. Raises InvalidInput."""
-        body = await self.body()
+        """A whole small body as `kind`. Raises InvalidInput, TooLarge."""
+        return await self.decoded(await self._read(self.gateway.settings.max_small_body_bytes), kind)
+
+    async def decoded(self, body: bytes, kind: type[T]) -> T:
+        """`body` as `kind`; off the event loop when it is large. Raises InvalidInput."""
         return await self.gateway.offload.run(len(body), decode, body, kind)
+
+    async def _read(self, limit: int) -> bytes:
+        return await read_body(self.request, limit, self.gateway.settings.body_timeout_seconds)
 
     def header(self, name: str) -> str:
         return self.request.headers.get(name, "")

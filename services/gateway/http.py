@@ -12,6 +12,7 @@ from starlette.responses import Response
 from services.common.errors import InvalidInput, TooLarge
 
 PROTOBUF = "application/x-protobuf"
+_PATIENCE = 4  # limits that are read before the connection is given up
 _encode = msgspec.json.Encoder().encode
 
 
@@ -40,7 +41,7 @@ async def read_body(request: Request, limit: int, timeout_seconds: float) -> byt
 
     Raises TooLarge (413) above `limit` bytes, InvalidInput when it does not arrive in time.
     """
-    _give_up_beyond(_declared(request), 4 * limit)
+    _give_up_far_beyond(_declared(request), limit)
     chunks: list[bytes] = []
     size = 0
     try:
@@ -51,7 +52,7 @@ async def read_body(request: Request, limit: int, timeout_seconds: float) -> byt
                     chunks.append(chunk)
                 else:
                     chunks.clear()
-                    _give_up_beyond(size, 4 * limit)
+                    _give_up_far_beyond(size, limit)
     except TimeoutError as error:
         raise InvalidInput(f"request body did not arrive within {timeout_seconds:g} s") from error
     except ClientDisconnect as error:
@@ -66,10 +67,10 @@ def _declared(request: Request) -> int:
     return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
 
 
-def _give_up_beyond(size: int, limit: int) -> None:
-    if size > limit:
-        raise TooLarge(f"request body exceeds {limit} bytes by far; send smaller chunks")
+def _give_up_far_beyond(size: int, limit: int) -> None:
+    if size > _PATIENCE * limit:
+        raise _too_large(size, limit)
 
 
 def _too_large(size: int, limit: int) -> TooLarge:
-    return TooLarge(f"request body has {size} bytes, the limit is {limit}; send fewer datums per request")
+    return TooLarge(f"request body has {size} bytes, the limit is {limit}; send less per request")

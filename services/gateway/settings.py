@@ -35,6 +35,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
 
     long_poll_seconds: float = 30.0
     max_body_bytes: int = 64 * MEBIBYTE
+    # Of bodies without an order key and without tensors.
+    max_small_body_bytes: int = MEBIBYTE
     # A compressed body may always grow to `zstd_free_bytes`; beyond that by this factor at most.
     zstd_max_ratio: int = 500
     zstd_free_bytes: int = 8 * MEBIBYTE

@@ -37,12 +37,17 @@ def routes(gateway: Gateway) -> list[Route]:
 
 async def create_model(call: Call) -> Response:
     body = await call.body()
-    envelope = decode(body, bodies.CreateEnvelope)
-    prepared = _prepare_create(body, await call.gateway.facts.some_pools())
+    envelope = await call.decoded(body, bodies.CreateEnvelope)
+    prepared = await _prepared(call, body, fresh=False)
     if prepared.command.rejected:  # a pool may have registered a moment ago
-        prepared = _prepare_create(body, await call.gateway.facts.some_pools(fresh=True))
+        prepared = await _prepared(call, body, fresh=True)
     reply = await submit_create(call, envelope.session_id, envelope.model_seq_id, prepared)
     return json_response({"request_id": reply.request_id, "model_id": reply.model_id})
+
+
+async def _prepared(call: Call, body: bytes, *, fresh: bool) -> Prepared:
+    pools = await call.gateway.facts.some_pools(fresh=fresh)
+    return await call.gateway.offload.run(len(body), _prepare_create, body, pools)
 
 
 def _prepare_create(body: bytes, pools: list[pb.PoolSummary]) -> Prepared:

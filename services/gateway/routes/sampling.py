@@ -18,7 +18,9 @@ from services.gateway.validation import sampling
 from services.gateway.validation.artifacts import sampler_path
 from services.gateway.validation.base_models import match_pool
 from services.gateway.wire import bodies
-from services.gateway.wire.json_body import decode
+from services.gateway.wire.json_body import check_parts, decode
+
+_COUNT_BYTES = 20
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -79,7 +81,7 @@ async def get_sampler(call: Call) -> Response:
 async def asample(call: Call) -> Response:
     gateway = call.gateway
     body = await call.body()
-    envelope = await gateway.offload.run(len(body), decode, body, bodies.SampleEnvelope)
+    envelope = await call.decoded(body, bodies.SampleEnvelope)
     parse_sampling_session_id(envelope.sampling_session_id)
     sampler = await gateway.facts.of_sampler(call.tenant, envelope.sampling_session_id)
     prepared = await gateway.offload.run(len(body), _prepare, body, sampler, gateway.limits)
@@ -89,6 +91,7 @@ async def asample(call: Call) -> Response:
 
 def _prepare(body: bytes, sampler: sampling.Sampler, limits: Limits) -> Prepared:
     try:
+        check_parts(body, limits.max_parts)
         return prepare(types.Command(sample=sampling.sample(decode(body, bodies.Sample), sampler, limits)))
     except InvalidInput as error:
         failed = types.SampleBody(num_samples=announced_samples(body, limits))
@@ -97,6 +100,6 @@ def _prepare(body: bytes, sampler: sampling.Sampler, limits: Limits) -> Prepared
 
 def announced_samples(body: bytes, limits: Limits) -> int:
     """How many sequence ids the answer of a broken request announces; the SDK checks the number."""
-    asked = decode(body, bodies.SampleCount).num_samples
-    count = asked if isinstance(asked, int) and not isinstance(asked, bool) else 1
+    asked = bytes(memoryview(decode(body, bodies.SampleCount).num_samples)[:_COUNT_BYTES])
+    count = int(asked) if asked.removeprefix(b"-").isdigit() else 1
     return max(1, min(count, limits.max_samples))

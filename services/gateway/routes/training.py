@@ -11,6 +11,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import InvalidInput
 from services.common.ids import parse_model_id
+from services.gateway.auth import Authenticator
 from services.gateway.endpoint import Call, endpoint
 from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
@@ -54,14 +55,15 @@ async def save_weights_for_sampler(call: Call) -> Response:
 async def load_weights(call: Call) -> Response:
     """Into a new model (session_id, model_seq_id) or into an existing one (model_id, seq_id)."""
     body = await call.body()
-    envelope = decode(body, bodies.LoadEnvelope)
+    envelope = await call.decoded(body, bodies.LoadEnvelope)
     if envelope.session_id is not None and envelope.model_seq_id is not None and envelope.model_id is None:
-        prepared = _prepare_create(call, body, await call.gateway.facts.some_pools())
-        reply = await submit_create(call, envelope.session_id, envelope.model_seq_id, prepared)
-        return _answer(reply)
+        prepared = await _prepared_create(call, body, fresh=False)
+        if prepared.command.rejected:  # a pool may have registered a moment ago
+            prepared = await _prepared_create(call, body, fresh=True)
+        return _answer(await submit_create(call, envelope.session_id, envelope.model_seq_id, prepared))
     if envelope.model_id is not None and envelope.seq_id is not None and envelope.session_id is None:
         parse_model_id(envelope.model_id)
-        prepared = _prepare_load(call, body)
+        prepared = await call.gateway.offload.run(len(body), _prepare_load, call.gateway.auth, body)
         return _answer(await submit_training(call, envelope.model_id, envelope.seq_id, prepared))
     raise InvalidInput("load_weights needs either session_id and model_seq_id, or model_id and seq_id (>= 1)")
 
@@ -72,13 +74,17 @@ _OPTIM_STEP = types.Command(optim_step=types.OptimStepBody())
 async def _ordered(call: Call, build: Callable[[bytes], types.Command], kind: types.Command) -> Response:
     """Reads the envelope, builds the command (or its rejection of the same `kind`), submits it."""
     body = await call.body()
-    envelope = decode(body, bodies.ModelEnvelope)
+    envelope = await call.decoded(body, bodies.ModelEnvelope)
     parse_model_id(envelope.model_id)
-    try:
-        prepared = prepare(build(body))
-    except InvalidInput as error:
-        prepared = rejected(_copy(kind), error)
+    prepared = await call.gateway.offload.run(len(body), _prepare, build, body, kind)
     return _answer(await submit_training(call, envelope.model_id, envelope.seq_id, prepared))
+
+
+def _prepare(build: Callable[[bytes], types.Command], body: bytes, kind: types.Command) -> Prepared:
+    try:
+        return prepare(build(body))
+    except InvalidInput as error:
+        return rejected(_copy(kind), error)
 
 
 def _copy(command: types.Command) -> types.Command:
@@ -98,7 +104,7 @@ def _optim_step(body: bytes) -> types.OptimStepBody:
     return types.OptimStepBody(adam=adam_params(decode(body, bodies.OptimStep)))
 
 
-def _prepare_load(call: Call, body: bytes) -> Prepared:
+def _prepare_load(auth: Authenticator, body: bytes) -> Prepared:
     command = types.Command(load_weights=types.LoadWeightsBody())
     try:
         content = decode(body, bodies.LoadWeights)
@@ -106,16 +112,19 @@ def _prepare_load(call: Call, body: bytes) -> Prepared:
     except InvalidInput as error:
         return rejected(command, error)
     command.load_weights.optimizer = content.optimizer
-    command.load_weights.weights_access_digest = call.gateway.auth.access_digest(content.weights_access_token)
+    command.load_weights.weights_access_digest = auth.access_digest(content.weights_access_token)
     return prepare(command)
 
 
-def _prepare_create(call: Call, body: bytes, pools: list[pb.PoolSummary]) -> Prepared:
+async def _prepared_create(call: Call, body: bytes, *, fresh: bool) -> Prepared:
+    pools = await call.gateway.facts.some_pools(fresh=fresh)
+    return await call.gateway.offload.run(len(body), _prepare_create, call.gateway.auth, body, pools)
+
+
+def _prepare_create(auth: Authenticator, body: bytes, pools: list[pb.PoolSummary]) -> Prepared:
     created = types.CreateFromCheckpointBody()
-    command = types.Command(create_from_checkpoint=created)
     try:
         content = decode(body, bodies.LoadWeights)
-        created = command.create_from_checkpoint
         created.path = artifacts.training_path(content.path)
         if content.optimizer_config is not None:
             check_optimizer(content.optimizer_config.type, "optimizer_config")
@@ -127,5 +136,5 @@ def _prepare_create(call: Call, body: bytes, pools: list[pb.PoolSummary]) -> Pre
         failed = types.CreateFromCheckpointBody(base_model=keeper.base_model)
         return rejected(types.Command(create_from_checkpoint=failed), error)
     created.optimizer = content.optimizer
-    created.weights_access_digest = call.gateway.auth.access_digest(content.weights_access_token)
-    return prepare(command)
+    created.weights_access_digest = auth.access_digest(content.weights_access_token)
+    return prepare(types.Command(create_from_checkpoint=created))

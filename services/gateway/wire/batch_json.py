@@ -8,6 +8,7 @@ from services.common.errors import InvalidInput, TinkermeshError
 from services.gateway.settings import Limits
 from services.gateway.wire import bodies
 from services.gateway.wire.batch import RawBatch, RawDatum, RawLoss, sparse_room
+from services.gateway.wire.json_body import check_parts
 from services.gateway.wire.json_body import decode as decode_json
 from services.gateway.wire.tensors import (
     Room,
@@ -22,6 +23,7 @@ from services.gateway.wire.tensors import (
 
 def decode(body: bytes, limits: Limits) -> RawBatch:
     """Raises InvalidInput naming the datum and the input."""
+    check_parts(body, limits.max_parts)
     request = decode_json(body, bodies.ForwardBackward)
     content = request.forward_backward_input or request.forward_input
     if content is None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, field
+from msgspec import Meta, Raw, field
 
 from services.gateway.wire.json_body import Body, Counter, Ordinal, Parameters
 
 Metadata = dict[str, Any]
+NO_METADATA = Raw(b"null")
 
 
 # ---- envelopes ---------------------------------------------------------------------------
@@ -61,7 +62,7 @@ class OptimizerConfig(Parameters):
 
 class CreateModel(Body):
     base_model: str
-    user_metadata: Metadata | None = None
+    user_metadata: Raw = NO_METADATA
     lora_config: LoraConfig = field(default_factory=LoraConfig)
     optimizer_config: OptimizerConfig = field(default_factory=OptimizerConfig)
 
@@ -97,7 +98,7 @@ class SaveWeights(Body):
     path: str | None = None
     ttl_seconds: int | None = None
     overwrite: bool = False
-    user_metadata: Metadata | None = None
+    user_metadata: Raw = NO_METADATA
 
 
 class SaveForSampler(Body):
@@ -105,14 +106,14 @@ class SaveForSampler(Body):
     sampling_session_seq_id: Counter | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     ttl_seconds: int | None = None
-    user_metadata: Metadata | None = None
+    user_metadata: Raw = NO_METADATA
 
 
 class LoadWeights(Body):
     path: str
     optimizer: bool = False
     base_model: str | None = None
-    user_metadata: Metadata | None = None
+    user_metadata: Raw = NO_METADATA
     optimizer_config: OptimizerConfig | None = None
     weights_access_token: str | None = None
 
@@ -155,7 +156,7 @@ class Sample(Body):
 class SampleCount(Body):
     """Read even from broken content: the answer announces one sequence id per sample."""
 
-    num_samples: Any = 1
+    num_samples: Raw = Raw(b"1")
 
 
 class TensorData(Body):
@@ -193,7 +194,7 @@ Label = Annotated[str, Meta(max_length=1024)]
 
 class CreateSession(Body):
     tags: Annotated[list[Label], Meta(max_length=128)] = []
-    user_metadata: Metadata | None = None
+    user_metadata: Raw = NO_METADATA
     sdk_version: Label = ""
     project_id: Label | None = None
     display_name: Label | None = None

@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 INT64_MAX = (1 << 63) - 1
 METADATA_BYTES = 64 * 1024
+METADATA_SLACK = 4  # blanks and escapes that the canonical text does without
 # Ids, counters and seeds must fit what carries them further.
 Counter = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 Ordinal = Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)]
@@ -45,14 +46,33 @@ def decode(body: bytes, kind: type[T]) -> T:
     return decoded
 
 
-def canonical_json(value: dict[str, Any] | None) -> str:
-    """`value` with sorted keys, so equal metadata is equal text; "" for none.
+def check_parts(body: bytes, limit: int) -> None:
+    """A part of two or three bytes becomes an object of fifty or more: they are counted before any is built.
 
-    Raises InvalidInput when it is too large to be kept beside a model or session.
+    Raises InvalidInput for more than `limit` objects, lists and texts.
     """
-    if not value:
-        return ""
-    text = msgspec.json.encode(value, order="sorted")
-    if len(text) > METADATA_BYTES:
-        raise InvalidInput(f"user_metadata has {len(text)} bytes as JSON, the limit is {METADATA_BYTES}")
-    return text.decode()
+    if len(body) > 2 * limit and body.count(b"{") + body.count(b"[") + body.count(b'"') // 2 > limit:
+        raise InvalidInput(f"request body has more than {limit} objects, lists and texts; send smaller requests")
+
+
+def canonical_json(value: msgspec.Raw) -> str:
+    """An object with sorted keys, so equal metadata is equal text; "" for none or an empty one.
+
+    Raises InvalidInput when it is no object or too large to be kept beside a model or session.
+    """
+    size = memoryview(value).nbytes
+    if size > METADATA_SLACK * METADATA_BYTES:  # not even built
+        raise _too_much_metadata(size)
+    text = bytes(value)
+    try:
+        decoded = decode(text, dict[str, Any]) if text != b"null" else {}
+    except InvalidInput as error:
+        raise InvalidInput(f"user_metadata: {error.message.removeprefix('request body: ')}") from error
+    canonical = msgspec.json.encode(decoded, order="sorted") if decoded else b""
+    if len(canonical) > METADATA_BYTES:
+        raise _too_much_metadata(len(canonical))
+    return canonical.decode()
+
+
+def _too_much_metadata(size: int) -> InvalidInput:
+    return InvalidInput(f"user_metadata has {size} bytes as JSON, the limit is {METADATA_BYTES}")

@@ -160,6 +160,23 @@ async def test_saves_and_loads(client: Client, scheduler: FakeScheduler, model: 
     assert scheduler.last.command.create_from_checkpoint.user_metadata_json == '{"a":"b"}'
 
 
+@pytest.mark.parametrize("route", ["create_model", "load_weights"])
+async def test_pool_that_registered_a_moment_ago_is_found(
+    client: Client, scheduler: FakeScheduler, model: str, session: str, route: str
+) -> None:
+    await client.request("GET", "get_server_capabilities")  # the gateway now remembers the pools for a while
+    late = scheduler.pools[0].__class__()
+    late.CopyFrom(scheduler.pools[0])
+    late.pool, late.base_model = "late", "org/late"
+    del late.aliases[:]
+    scheduler.pools.append(late)
+    body = {"session_id": session, "model_seq_id": 5, "base_model": "org/late", "path": f"tinker://{model}/weights/x"}
+    await client.post(route, body)
+    command = scheduler.last.command
+    assert not command.rejected
+    assert getattr(command, str(command.WhichOneof("body"))).base_model == "org/late"
+
+
 async def test_access_token_reaches_the_scheduler_only_as_digest_SEC_04(
     client: Client, scheduler: FakeScheduler, model: str
 ) -> None:

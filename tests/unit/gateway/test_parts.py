@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import numpy as np
 import pytest
 from tinkermesh.v1 import scheduler_pb2 as pb
@@ -20,7 +21,7 @@ from services.gateway.validation.base_models import match_pool
 from services.gateway.validation.batch import canonicalise
 from services.gateway.validation.losses import RULES, loss_config
 from services.gateway.wire.batch import RawBatch, RawDatum, RawLoss
-from services.gateway.wire.json_body import canonical_json
+from services.gateway.wire.json_body import canonical_json, check_parts
 from services.gateway.wire.render import render
 from services.gateway.wire.render_batch import batch_protobuf
 from services.gateway.wire.tensors import Tensor
@@ -241,8 +242,16 @@ def test_broken_samples_announce_a_possible_number_of_sequences(body: bytes, cou
 
 
 def test_metadata_is_the_same_text_whatever_its_order_IDEM_09() -> None:
-    assert canonical_json({"b": {"y": 1, "x": 2}, "a": 1}) == canonical_json({"a": 1, "b": {"x": 2, "y": 1}})
-    assert canonical_json(None) == canonical_json({}) == ""
+    left, right = (msgspec.Raw(text) for text in (b'{"b": {"y": 1, "x": 2}, "a": 1}', b'{"a":1,"b":{"x":2,"y":1}}'))
+    assert canonical_json(left) == canonical_json(right) == '{"a":1,"b":{"x":2,"y":1}}'
+    assert canonical_json(msgspec.Raw(b"null")) == canonical_json(msgspec.Raw(b"{}")) == ""
+
+
+def test_parts_are_counted_wherever_they_stand_VAL_14() -> None:
+    body = b'{"a": [[], "b", {"c": 1}]}'
+    check_parts(body, 7)  # 2 objects, 2 lists, 3 texts
+    with pytest.raises(InvalidInput, match="more than 6 objects, lists and texts"):
+        check_parts(body, 6)
 
 
 def test_cap_grows_with_the_input_up_to_the_absolute_limit_VAL_14() -> None:
