@@ -19,7 +19,7 @@ from services.gateway.submit import Prepared, prepare, rejected, submit_training
 from services.gateway.validation.batch import canonicalise
 from services.gateway.wire import batch_json, batch_protobuf, bodies
 from services.gateway.wire.batch import RawBatch
-from services.gateway.wire.json_body import INT64_MAX, decode
+from services.gateway.wire.json_body import decode
 from services.gateway.wire.zstd import ZstdCap, decompress
 
 
@@ -97,7 +97,7 @@ def _read_envelope(body: bytes, protobuf: bool, forward_only: bool, limits: Limi
     request, problem = batch_protobuf.parse(body, limits)
     if forward_only:
         request.forward_only = True
-    if not 1 <= request.seq_id <= INT64_MAX:
+    if request.seq_id < 1:  # an int32 here
         raise InvalidInput(f"seq_id must be an integer >= 1, not {request.seq_id}")
     envelope = bodies.ModelEnvelope(model_id=request.model_id, seq_id=request.seq_id)
     return Source(envelope, request, forward_only, problem)

@@ -12,12 +12,14 @@ from services.common.errors import InvalidInput
 
 T = TypeVar("T")
 
+INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 METADATA_BYTES = 64 * 1024
 METADATA_SLACK = 4  # blanks and escapes that the canonical text does without
 # Ids, counters and seeds must fit what carries them further.
 Counter = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
-Ordinal = Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)]
+# A training command's seq_id, an int32 in the protobuf form: what lies beyond would wait for its gap in vain.
+Ordinal = Annotated[int, msgspec.Meta(ge=1, le=INT32_MAX)]
 
 
 class Body(msgspec.Struct, kw_only=True):

@@ -85,7 +85,7 @@ async def test_missing_field_is_named_API_06(client: Client, path: str) -> None:
     assert "missing required field" in response.json()["detail"]
 
 
-BAD_ORDINALS: list[Any] = [0, -3, "4", 2.0, True, None, 2**63, 1e2, [1]]
+BAD_ORDINALS: list[Any] = [0, -3, "4", 2.0, True, None, 2**31, 2**63, 1e2, [1]]
 BAD_COUNTERS: list[Any] = [-1, "4", 2.0, False, None, 2**63]
 
 
