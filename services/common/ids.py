@@ -19,7 +19,7 @@ _SESSION = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _MODEL = re.compile(rf"({_SESSION}):train:(0|[1-9][0-9]{{0,18}})")
 _POOL = r"[a-z0-9][a-z0-9_-]{0,62}"
 _SAMPLING = re.compile(rf"({_SESSION}):sample:(0|[1-9][0-9]{{0,18}}):({_POOL})")
-_REQUEST = re.compile(rf"({_POOL})\.([0-9a-f]{{32}})\.([0-9]{{1,6}})")
+_REQUEST = re.compile(rf"({_POOL})\.([0-9a-f]{{32}})\.(0|[1-9][0-9]{{0,5}})")
 
 
 class ModelId(NamedTuple):

@@ -45,3 +45,9 @@ def test_different_keys_never_share_a_hash_input(left: list[str], right: list[st
 
 def test_int64_sequence_ids_stay_apart_IDEM_08() -> None:
     assert ids.key_hash("s", 700000000000000001) != ids.key_hash("s", 700000000000000002)
+
+
+@pytest.mark.parametrize("generation", ["00", "01", "-1", "", "1234567"])
+def test_a_request_id_has_one_spelling_VAL_16(generation: str) -> None:
+    with pytest.raises(UnknownId):
+        ids.parse_request_id(f"tiny-qwen3.{ids.key_hash('x')}.{generation}")
