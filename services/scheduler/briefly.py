@@ -15,6 +15,7 @@ class Briefly(Generic[T]):
         self._seconds = seconds
         self._lock = asyncio.Lock()
         self._held: tuple[float, T] | None = None
+        self._changes = 0
 
     async def get(self) -> T:
         """Raises what `read` raises; a failure is not remembered."""
@@ -23,12 +24,16 @@ class Briefly(Generic[T]):
         async with self._lock:
             if (held := self._fresh()) is not None:
                 return held[1]
+            changes = self._changes
             value = await self._read()
-            self._held = (asyncio.get_running_loop().time(), value)
+            if changes == self._changes:
+                self._held = (asyncio.get_running_loop().time(), value)
             return value
 
     def forget(self) -> None:
+        """The value has changed; what is being read now may be the old one, so it is not kept either."""
         self._held = None
+        self._changes += 1
 
     def _fresh(self) -> tuple[float, T] | None:
         held = self._held

@@ -61,8 +61,11 @@ class Registry(scheduler_pb2_grpc.RegistryServicer):
         current = await self._known(pool)
         for _ in range(FACT_ATTEMPTS):
             wanted = await decide(current)
-            if wanted == current or await self._store.replace_facts(pool, current, wanted):
-                self._directory.refresh(pool)
+            if wanted == current:
+                return
+            replaced = await self._store.replace_facts(pool, current, wanted)
+            self._directory.refresh(pool)
+            if replaced:
                 return
             current = await self._store.facts(pool)
         raise Unavailable(f"pool {pool}: its facts keep changing; register again")

@@ -42,14 +42,16 @@ class RegistryStore:
     def __init__(self, redis: Redis, functions: Functions) -> None:
         self._redis = cast("Any", redis)
         self._call = functions.call
+        self._listed: set[str] = set()
 
     async def renew(self, pool: str, kind: Kind, member_id: str, incarnation: str, registration: str) -> bool:
-        """True when this incarnation is new."""
+        """True when this incarnation is new. The pool is listed by every replica that meets it: one may die between."""
         prefix = keys.pool_prefix(pool)
         fresh = await self._call("registry_renew", [prefix], kind, member_id, incarnation, registration, _WORK[kind])
-        if fresh:
+        if fresh or pool not in self._listed:
             with reaching_redis():
                 await self._redis.sadd(keys.POOLS, pool)
+            self._listed.add(pool)
         return bool(fresh)
 
     async def members(self, pool: str, kind: Kind) -> list[Member]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
+from redis.asyncio import Redis
 from tinkermesh.v1 import admin_pb2
 from tinkermesh.v1 import scheduler_pb2 as pb
 
 from services.common.errors import InvalidInput, UnknownId
+from services.scheduler.store import keys
 from tests.contract.scheduler.front.conftest import StartSampler
 from tests.contract.scheduler.front.mesh import FrontMesh, Replica, base_sampler, eventually, refused, session
 from tests.doubles.fake_sampler import sampler_facts
@@ -125,3 +128,27 @@ async def test_drained_trainer_gets_no_work_until_it_resumes(replica: Replica) -
     assert (await directory.trainer("double")) is not None
     async with refused(UnknownId):
         await replica.admin.DrainTrainer(admin_pb2.DrainTrainerRequest(pool="double", trainer_id="nobody"))
+
+
+async def test_a_renewal_that_changes_nothing_leaves_the_directory_alone(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await replica.registry.RegisterTrainer(_trainer())
+    await replica.registry.RegisterSampler(_sampler())
+    refreshed: list[str] = []
+    parts = replica.app._parts
+    assert parts is not None
+    monkeypatch.setattr(parts.directory, "refresh", refreshed.append)
+    await replica.registry.RegisterTrainer(_trainer())
+    await replica.registry.RegisterSampler(_sampler())
+    assert refreshed == []
+
+
+async def test_a_pool_is_listed_although_the_replica_that_met_it_first_died_on_the_way(
+    mesh: FrontMesh, redis_client: Redis
+) -> None:
+    replicas = [await mesh.replica(), await mesh.replica()]
+    await replicas[0].registry.RegisterTrainer(_trainer())
+    await cast("Any", redis_client.delete(keys.POOLS))  # as if it had died before this write
+    await replicas[1].registry.RegisterTrainer(_trainer())
+    assert await cast("Any", redis_client.smembers(keys.POOLS)) == {b"double"}

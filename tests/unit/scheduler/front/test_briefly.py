@@ -50,3 +50,22 @@ async def test_a_failure_is_not_remembered() -> None:
         await value.get()
     failing = False
     assert await value.get() == "here"
+
+
+async def test_what_was_read_before_a_change_is_not_remembered_after_it() -> None:
+    answers = iter(["before", "after"])
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def read() -> str:
+        answer = next(answers)
+        reading.set()
+        await go_on.wait()
+        return answer
+
+    value = Briefly(read, 60.0)
+    early = asyncio.create_task(value.get())
+    await reading.wait()
+    value.forget()
+    go_on.set()
+    assert await early == "before"
+    assert await value.get() == "after"
