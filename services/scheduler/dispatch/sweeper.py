@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
+from services.common.errors import Unavailable
 from services.scheduler.store.payloads import PayloadStore
 from services.scheduler.store.training import TrainingStore
 
@@ -53,12 +55,19 @@ class Sweeper:
         expired = RESULTS_PER_CALL
         while expired == RESULTS_PER_CALL:
             expired = await self._store.expire_results(pool, RESULTS_PER_CALL)
-        await self._payloads.drop_blobs(pool)
+        await self._delete_files(self._payloads.drop_blobs, pool)
         for _ in range(PURGES_PER_SWEEP):
             if not await self._store.purge(pool, self._keep_rows_ms):
                 break
 
+    async def _delete_files(self, delete: Callable[[str], Awaitable[int]], pool: str) -> None:
+        """Files may stay a little longer; nothing else needs to wait for the shared store."""
+        try:
+            await delete(pool)
+        except Unavailable as error:
+            log.warning("pool %s: files of settled commands stay for now: %s", pool, error)
+
     async def _repair(self, pool: str, term: int) -> None:
-        await self._payloads.drop_orphans(pool)
+        await self._delete_files(self._payloads.drop_orphans, pool)
         if tried := await self._store.repair(pool, term):
             log.warning("pool %s: %d quarantined slots are unloaded once more", pool, tried)

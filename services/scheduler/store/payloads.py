@@ -12,6 +12,7 @@ import math
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -60,10 +61,12 @@ class BlobStore(Protocol):
         """Raises ContractViolation when the blob is missing or shorter, Unavailable."""
         ...
 
-    async def delete(self, name: str) -> None: ...
+    async def delete(self, name: str) -> None:
+        """Of one that is gone: nothing. Raises Unavailable."""
+        ...
 
     async def older_than(self, seconds: float) -> list[str]:
-        """Names of blobs written longer ago."""
+        """Names of blobs written longer ago. Raises Unavailable."""
         ...
 
 
@@ -118,17 +121,22 @@ class FileBlobs:
         return data
 
     async def delete(self, name: str) -> None:
-        await asyncio.to_thread((self._directory / name).unlink, missing_ok=True)
+        await asyncio.to_thread(self._delete, name)
+
+    def _delete(self, name: str) -> None:
+        with _reaching_store():
+            (self._directory / name).unlink(missing_ok=True)
 
     async def older_than(self, seconds: float) -> list[str]:
         return await asyncio.to_thread(self._older_than, time.time() - seconds)
 
     def _older_than(self, unix_seconds: float) -> list[str]:
-        for part in self._directory.glob(f"{PART_PREFIX}*"):  # of a replica that died while it wrote
-            if _written_at(part) < unix_seconds:
-                part.unlink(missing_ok=True)
-        files = self._directory.glob(f"{BLOB_PREFIX}*")
-        return [file.name for file in files if _written_at(file) < unix_seconds]
+        with _reaching_store():
+            for part in self._directory.glob(f"{PART_PREFIX}*"):  # of a replica that died while it wrote
+                if _written_at(part) < unix_seconds:
+                    part.unlink(missing_ok=True)
+            files = self._directory.glob(f"{BLOB_PREFIX}*")
+            return [file.name for file in files if _written_at(file) < unix_seconds]
 
 
 def _written_at(file: Path) -> float:
@@ -137,6 +145,14 @@ def _written_at(file: Path) -> float:
         return file.stat().st_mtime
     except FileNotFoundError:
         return math.inf
+
+
+@contextlib.contextmanager
+def _reaching_store() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _store_trouble(error) from error
 
 
 def _store_trouble(error: OSError) -> Unavailable:

@@ -13,6 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.common.errors import Unavailable
+from services.scheduler.dispatch.sweeper import Sweeper
 from services.scheduler.store import keys
 from services.scheduler.store.payloads import FileBlobs, PayloadStore
 from tests.contract.scheduler.rig import Mesh, new_session, running_mesh
@@ -124,3 +125,46 @@ async def test_the_fairness_clock_rests_with_the_pool(mesh: Mesh) -> None:
         return not await mesh.redis.exists(keys.served("double"))
 
     await mesh.until(reset)
+
+
+async def test_a_store_that_deletes_nothing_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "blob-p.k.1").mkdir()  # unlink refuses a directory
+    with pytest.raises(Unavailable, match="shared store"):
+        await FileBlobs(tmp_path).delete("blob-p.k.1")
+
+
+class Upkeep:
+    """The two stores a sweeper works on; the shared one is away."""
+
+    def __init__(self) -> None:
+        self.sweeps = 0
+
+    async def expire_gaps(self, pool: str, term: int, timeout_ms: int) -> int:
+        self.sweeps += 1
+        return 0
+
+    async def expire_results(self, pool: str, limit: int) -> int:
+        return 0
+
+    async def purge(self, pool: str, keep_ms: int) -> bool:
+        return False
+
+    async def repair(self, pool: str, term: int) -> int:
+        return 0
+
+    async def drop_blobs(self, pool: str) -> int:
+        raise Unavailable("the shared store is away")
+
+    async def drop_orphans(self, pool: str) -> int:
+        raise Unavailable("the shared store is away")
+
+
+async def test_a_shared_store_that_is_away_does_not_end_the_term() -> None:
+    upkeep = Upkeep()
+    sweeper = Sweeper(cast("Any", upkeep), cast("Any", upkeep), gap_timeout_ms=1, period_seconds=0, repair_seconds=0)
+    running = asyncio.create_task(sweeper.run("p", 1))
+    async with asyncio.timeout(5):
+        while upkeep.sweeps < 3 and not running.done():
+            await asyncio.sleep(0)
+    assert not running.done()
+    running.cancel()
