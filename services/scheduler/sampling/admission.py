@@ -10,6 +10,9 @@ from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.outcome import user_failure
 from services.scheduler.store.sampling import SampleToAdmit, SamplingStore
 
+MAX_SEQUENCES = 1_024
+"""Of one sample, whatever a gateway lets pass."""
+
 
 class SampleAdmission:
     """Implements ports.Admission for sample keys."""
@@ -37,6 +40,8 @@ def _to_admit(request: pb.SubmitRequest, payload: bytes, traceparent: str) -> Sa
         raise InvalidInput("command: a sample key needs a sample body")
     if not command.rejected and not command.sample.prompt_tokens:
         raise InvalidInput("prompt: a sample needs at least one prompt token")
+    if command.sample.num_samples > MAX_SEQUENCES:
+        raise InvalidInput(f"num_samples: {command.sample.num_samples} is above the limit of {MAX_SEQUENCES}")
     return SampleToAdmit(
         sampling_session_id=key.sampling_session_id,
         key=key_hash("sample", key.sampling_session_id, key.seq_id),

@@ -161,7 +161,7 @@ class PoolRun:
             pairs = [(waiting.key, link.sampler_id) for waiting, link in batch]
             commands = await self._store.start(self._pool, self._term, pairs)
         except TinkermeshError:
-            for waiting, link in batch:
+            for waiting, link in reversed(batch):  # each goes to the head of its line
                 link.in_flight -= waiting.sample.sequences
                 self._turns.rejoin(waiting.tenant_id, waiting)
             raise

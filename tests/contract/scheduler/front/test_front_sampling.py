@@ -273,3 +273,12 @@ async def test_foreign_and_unknown_ids_are_refused_everywhere_SEC_05(
 
 async def _is(redis: Redis, name: str, field: str, value: bytes) -> bool:
     return await redis.hget(name, field) == value
+
+
+async def test_more_sequences_than_any_client_may_ask_for_are_refused(
+    replica: Replica, start_sampler: StartSampler
+) -> None:
+    await start_sampler()
+    sampler = await base_sampler(replica, await session(replica))
+    async with refused(InvalidInput, "num_samples"):
+        await replica.scheduler.Submit(sample_request(sampler, 0, n=1_000_000))
