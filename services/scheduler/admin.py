@@ -109,16 +109,14 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return reply
 
     async def ListFutures(self, request: pb.ListFuturesRequest, context: Context) -> pb.ListFuturesReply:
-        reply = pb.ListFuturesReply()
         now_ms = await self._overview.now_ms()
         limit = _limit(request.limit)
         state = {"issued": "running"}.get(request.state, request.state)
-        for pool in await self._pools(request.pool):
-            rows = await self._overview.requests(pool, state, limit - len(reply.futures))
-            reply.futures.extend(future_report(row, now_ms) for row in rows)
-            if len(reply.futures) >= limit:
-                break
-        return reply
+        rows = [
+            row for pool in await self._pools(request.pool) for row in await self._overview.requests(pool, state, limit)
+        ]
+        rows.sort(key=lambda row: int(row["admitted_ms"] or 0))  # stable: within a pool they are in order of arrival
+        return pb.ListFuturesReply(futures=[future_report(row, now_ms) for row in rows[:limit]])
 
     async def InspectRequest(self, request: pb.InspectRequestRequest, context: Context) -> pb.RequestReport:
         parsed = parse_request_id(request.request_id)

@@ -540,6 +540,8 @@ Global___FutureReport: _TypeAlias = FutureReport  # noqa: Y015
 
 @_typing.final
 class ListFuturesReply(_message.Message):
+    """The oldest first."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     FUTURES_FIELD_NUMBER: _builtins.int

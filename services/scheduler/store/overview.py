@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from services.scheduler.store import keys
 from services.scheduler.store.outages import reaching_redis
 
 SCAN_COUNT = 500
-SCANNED_ROWS = 50_000
+SCANNED_KEYS = 500_000
 QUEUE_SAMPLE = 256
 
 Row = Mapping[str, str]
@@ -94,18 +95,21 @@ class Overview:
         return set(queue), await self._rows(first, ("admitted_ms", "seq"))
 
     async def requests(self, pool: str, state: str, limit: int) -> list[Row]:
-        """Request rows in `state` ("" = any); looks at a bounded number of them."""
-        found: list[Row] = []
-        seen = 0
+        """Request rows in `state` ("" = any), the oldest first; looks at a bounded number of keys."""
+        oldest: list[tuple[int, str]] = []
         cursor = 0
-        while True:
+        for _ in range(SCANNED_KEYS // SCAN_COUNT):
             with reaching_redis():
                 cursor, names = await self._redis.scan(cursor, match=keys.req(pool, "*"), count=SCAN_COUNT)
-            seen += len(names)
-            rows = await self._rows(_texts(names), REQUEST_FIELDS)
-            found += [row for row in rows if row["request_id"] and (not state or row["state"] == state)]
-            if cursor == 0 or len(found) >= limit or seen >= SCANNED_ROWS:
-                return found[:limit]
+            oldest = heapq.nsmallest(limit, {*oldest, *await self._arrivals(_texts(names), state)})
+            if cursor == 0:
+                break
+        rows = await self._rows([name for _, name in oldest], REQUEST_FIELDS)
+        return [row for row in rows if row["request_id"]]
+
+    async def _arrivals(self, names: list[str], state: str) -> list[tuple[int, str]]:
+        rows = zip(names, await self._rows(names, ("arrival", "state")), strict=True)
+        return [(int(row["arrival"] or 0), name) for name, row in rows if state in ("", row["state"])]
 
     async def request(self, pool: str, key: str) -> Row:
         return (await self._rows([keys.req(pool, key)], REQUEST_FIELDS))[0]
