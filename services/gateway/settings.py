@@ -20,6 +20,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_targets_per_request: int = 4_000_000
     max_samples: int = 64
     max_topk_logprobs: int = 20
+    max_prompt_draws: int = 64
+    max_prompt_cells: int = 1 << 17
     max_stops: int = 64
     relaxed_loss_config: bool = False
 
@@ -60,6 +62,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     max_targets_per_request: int = 4_000_000
     max_samples: int = 64
     max_topk_logprobs: int = 20
+    max_prompt_draws: int = 64  # prompt_alt_tokens_k
+    max_prompt_cells: int = 1 << 17  # of one table over a prompt: target_prompt_logprobs, prompt_alt_tokens
     relaxed_loss_config: bool = False
 
     @property
@@ -72,5 +76,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
             max_targets_per_request=self.max_targets_per_request,
             max_samples=self.max_samples,
             max_topk_logprobs=self.max_topk_logprobs,
+            max_prompt_draws=self.max_prompt_draws,
+            max_prompt_cells=self.max_prompt_cells,
             relaxed_loss_config=self.relaxed_loss_config,
         )

@@ -25,6 +25,21 @@ class EngineAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptQuery:
+    """What is asked of the distributions along a prompt of P tokens; row i predicts token i + 1.
+
+    rows int32 [M], never decreasing, and tokens int32 [M]: the cells to score, token -1 = skip.
+    draws: tokens to draw in each of the P - 1 rows at `temperature`; seed None = drawn by the engine.
+    """
+
+    rows: Int32
+    tokens: Int32
+    draws: int
+    temperature: float
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceRequest:
     """One sequence to generate; seed None = drawn by the engine."""
 
@@ -44,6 +59,8 @@ class SequenceRequest:
     """None = the prompt is not scored; k = its logprobs and k alternatives per position."""
     cache_salt: str = ""
     """Sequences with different salts share no cached prefix."""
+    query: PromptQuery | None = None
+    """Only together with a prompt_topk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +69,14 @@ class TopkRows:
 
     token_ids: Int32
     logprobs: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAnswer:
+    """cells float32 [M], raw logprobs, 0 where skipped; drawn [P - 1, draws] with raw logprobs."""
+
+    cells: Float32
+    drawn: TopkRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +94,7 @@ class GeneratedSequence:
     prompt_logprobs: Float32 | None
     prompt_topk: TopkRows | None
     cached_tokens: int
+    answer: PromptAnswer | None = None
 
 
 class EngineDead(Unavailable):

@@ -9,7 +9,8 @@ from tinkermesh.v1.types_pb2 import SampleBody, SampledSequence, SampleResult, T
 
 from services.common.datum_blocks import Float32
 from services.common.errors import InvalidInput, ServerError, Unavailable
-from services.sampler.ports import MASK_LOGPROB, GeneratedSequence, TopkRows
+from services.sampler.ports import MASK_LOGPROB, GeneratedSequence, PromptAnswer, TopkRows
+from services.sampler.prompt_cells import asked_cells
 
 
 def build_result(body: SampleBody, sequences: Sequence[GeneratedSequence]) -> SampleResult:
@@ -25,6 +26,11 @@ def build_result(body: SampleBody, sequences: Sequence[GeneratedSequence]) -> Sa
         result.prompt_logprobs = _prompt_scores(first, skip).tobytes()
     if body.topk_prompt_logprobs:
         result.topk_prompt_logprobs.CopyFrom(_table(_prompt_rows(first, skip)))
+    if asked_cells(body):
+        result.target_prompt_logprobs.layout.CopyFrom(body.target_prompt_layout)
+        result.target_prompt_logprobs.logprobs = _answer(first).cells.astype("<f4").tobytes()
+    if body.prompt_alt_tokens_k:
+        result.prompt_alt_tokens.CopyFrom(_table(_answer(first).drawn))
     return result
 
 
@@ -36,8 +42,15 @@ def check_sequence(sequence: GeneratedSequence) -> None:
             f"stage generating: the engine gave {len(sequence.tokens)} tokens and {len(sequence.logprobs)} logprobs"
         )
     scored = sequence.prompt_logprobs if sequence.prompt_logprobs is not None else np.zeros(0, np.float32)
-    if not (np.isfinite(sequence.logprobs).all() and np.isfinite(scored[1:]).all()):
+    answered = [] if sequence.answer is None else [sequence.answer.cells, sequence.answer.drawn.logprobs]
+    if not all(np.isfinite(values).all() for values in (sequence.logprobs, scored[1:], *answered)):
         raise InvalidInput("the adapter gives logits that are not finite; sample from an earlier checkpoint")
+
+
+def _answer(sequence: GeneratedSequence) -> PromptAnswer:
+    if sequence.answer is None:
+        raise ServerError("stage scoring: the engine did not read the prompt's distributions")
+    return sequence.answer
 
 
 def _sampled(sequence: GeneratedSequence) -> SampledSequence:

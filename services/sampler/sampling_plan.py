@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from tinkermesh.v1.types_pb2 import PoolFacts, SampleBody
 
-from services.common.errors import InvalidInput, NotSupported
+from services.common.errors import InvalidInput
 from services.sampler.ports import EngineAdapter, SequenceRequest
+from services.sampler.prompt_cells import asked_cells, check_cells, prompt_query
 
 _SEED_MASK = (1 << 63) - 1
 
@@ -19,6 +20,8 @@ class Limits:
     vocab_size: int
     max_context: int
     max_topk: int
+    max_cells: int = 1 << 17
+    """Cells of one table over a prompt: named tokens, or draws."""
 
     @classmethod
     def of(cls, facts: PoolFacts, max_topk: int) -> Limits:
@@ -30,10 +33,11 @@ def plan_sequences(
 ) -> list[SequenceRequest]:
     """n independent sequences with seeds s, s+1, …; only the first scores the prompt.
 
-    Raises InvalidInput or NotSupported naming the field.
+    Raises InvalidInput naming the field.
     """
     check_body(body, limits)
     prompt = np.frombuffer(body.prompt_tokens, "<i4").tolist()
+    query = prompt_query(body)
     return [
         SequenceRequest(
             sequence_id=f"{request_id}/{index}",
@@ -50,17 +54,19 @@ def plan_sequences(
             topk=body.topk_sample_logprobs,
             prompt_topk=_prompt_topk(body) if index == 0 else None,
             cache_salt=cache_salt,
+            query=query if index == 0 else None,
         )
         for index in range(body.num_samples)
     ]
 
 
 def _prompt_topk(body: SampleBody) -> int | None:
-    return body.topk_prompt_logprobs if body.prompt_logprobs or body.topk_prompt_logprobs else None
+    scored = body.prompt_logprobs or body.topk_prompt_logprobs or asked_cells(body) or body.prompt_alt_tokens_k
+    return body.topk_prompt_logprobs if scored else None
 
 
 def check_body(body: SampleBody, limits: Limits) -> None:
-    """Raises InvalidInput or NotSupported naming the field."""
+    """Raises InvalidInput naming the field."""
     _check_prompt(body.prompt_tokens, limits)
     if body.num_samples < 1:
         raise InvalidInput("num_samples must be at least 1")
@@ -68,12 +74,10 @@ def check_body(body: SampleBody, limits: Limits) -> None:
         raise InvalidInput("max_tokens must be at least 1")
     _check_distribution(body)
     _check_stop(body, limits)
-    for field in ("topk_prompt_logprobs", "topk_sample_logprobs"):
+    for field in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
         if (value := getattr(body, field)) > limits.max_topk:
             raise InvalidInput(f"{field} is {value}; this sampler answers at most {limits.max_topk}")
-    for field in ("target_prompt_tokens", "prompt_alt_tokens_k"):
-        if getattr(body, field):
-            raise NotSupported(f"{field} is not supported by this sampler; leave it out")
+    check_cells(body, limits.vocab_size, limits.max_cells)
 
 
 def _check_prompt(tokens: bytes, limits: Limits) -> None:

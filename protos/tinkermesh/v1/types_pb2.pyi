@@ -602,6 +602,41 @@ class StopCondition(_message.Message):
 Global___StopCondition: _TypeAlias = StopCondition  # noqa: Y015
 
 @_typing.final
+class CellLayout(_message.Message):
+    """Which cells of a (rows, width) table a column of values belongs to: all, or those CSR names."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    SPARSE_FIELD_NUMBER: _builtins.int
+    CROW_INDICES_FIELD_NUMBER: _builtins.int
+    COL_INDICES_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    width: _builtins.int
+    sparse: _builtins.bool
+    crow_indices: _builtins.bytes
+    """int32 little-endian, rows + 1; sparse only"""
+    col_indices: _builtins.bytes
+    """int32 little-endian, one per value; sparse only"""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        width: _builtins.int = ...,
+        sparse: _builtins.bool = ...,
+        crow_indices: _builtins.bytes = ...,
+        col_indices: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["col_indices", b"col_indices", "crow_indices", b"crow_indices", "rows", b"rows", "sparse", b"sparse", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CellLayout: _TypeAlias = CellLayout  # noqa: Y015
+
+@_typing.final
 class SampleBody(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -618,7 +653,7 @@ class SampleBody(_message.Message):
     TOPK_SAMPLE_LOGPROBS_FIELD_NUMBER: _builtins.int
     RECORD_STABILITY_INFO_FIELD_NUMBER: _builtins.int
     TARGET_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    TARGET_PROMPT_WIDTH_FIELD_NUMBER: _builtins.int
+    TARGET_PROMPT_LAYOUT_FIELD_NUMBER: _builtins.int
     PROMPT_ALT_TOKENS_K_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_LAST_N_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.bytes
@@ -636,12 +671,15 @@ class SampleBody(_message.Message):
     topk_sample_logprobs: _builtins.int
     record_stability_info: _builtins.bool
     target_prompt_tokens: _builtins.bytes
-    """int64 little-endian, (len - 1, target_prompt_width), -1 = skip"""
-    target_prompt_width: _builtins.int
+    """int32 little-endian, one per cell of the layout, -1 = skip"""
     prompt_alt_tokens_k: _builtins.int
     prompt_logprobs_last_n: _builtins.int
     @_builtins.property
     def stop(self) -> Global___StopCondition: ...
+    @_builtins.property
+    def target_prompt_layout(self) -> Global___CellLayout:
+        """len - 1 rows; row i is prompt position i + 1"""
+
     def __init__(
         self,
         *,
@@ -658,13 +696,13 @@ class SampleBody(_message.Message):
         topk_sample_logprobs: _builtins.int = ...,
         record_stability_info: _builtins.bool = ...,
         target_prompt_tokens: _builtins.bytes = ...,
-        target_prompt_width: _builtins.int = ...,
+        target_prompt_layout: Global___CellLayout | None = ...,
         prompt_alt_tokens_k: _builtins.int = ...,
         prompt_logprobs_last_n: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "seed", b"seed", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "seed", b"seed", "stop", b"stop", "target_prompt_layout", b"target_prompt_layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "max_tokens", b"max_tokens", "num_samples", b"num_samples", "prompt_alt_tokens_k", b"prompt_alt_tokens_k", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "prompt_tokens", b"prompt_tokens", "record_stability_info", b"record_stability_info", "seed", b"seed", "stop", b"stop", "target_prompt_tokens", b"target_prompt_tokens", "target_prompt_width", b"target_prompt_width", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "max_tokens", b"max_tokens", "num_samples", b"num_samples", "prompt_alt_tokens_k", b"prompt_alt_tokens_k", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "prompt_tokens", b"prompt_tokens", "record_stability_info", b"record_stability_info", "seed", b"seed", "stop", b"stop", "target_prompt_layout", b"target_prompt_layout", "target_prompt_tokens", b"target_prompt_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs_last_n: _TypeAlias = _typing.Literal["prompt_logprobs_last_n"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs_last_n: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n"]  # noqa: Y015
@@ -959,6 +997,30 @@ class SampledSequence(_message.Message):
 Global___SampledSequence: _TypeAlias = SampledSequence  # noqa: Y015
 
 @_typing.final
+class CellTable(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    logprobs: _builtins.bytes
+    """float32, one per cell; 0 where the request had -1"""
+    @_builtins.property
+    def layout(self) -> Global___CellLayout: ...
+    def __init__(
+        self,
+        *,
+        layout: Global___CellLayout | None = ...,
+        logprobs: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "logprobs", b"logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CellTable: _TypeAlias = CellTable  # noqa: Y015
+
+@_typing.final
 class SampleResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -966,6 +1028,8 @@ class SampleResult(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOPK_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_CACHE_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    TARGET_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_ALT_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_logprobs: _builtins.bytes
     """float32, NaN where unscored"""
     prompt_cache_hit_tokens: _builtins.int
@@ -973,6 +1037,12 @@ class SampleResult(_message.Message):
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampledSequence]: ...
     @_builtins.property
     def topk_prompt_logprobs(self) -> Global___TopkTable: ...
+    @_builtins.property
+    def target_prompt_logprobs(self) -> Global___CellTable: ...
+    @_builtins.property
+    def prompt_alt_tokens(self) -> Global___TopkTable:
+        """len - 1 rows of draws, in the order drawn"""
+
     def __init__(
         self,
         *,
@@ -980,17 +1050,27 @@ class SampleResult(_message.Message):
         prompt_logprobs: _builtins.bytes | None = ...,
         topk_prompt_logprobs: Global___TopkTable | None = ...,
         prompt_cache_hit_tokens: _builtins.int = ...,
+        target_prompt_logprobs: Global___CellTable | None = ...,
+        prompt_alt_tokens: Global___TopkTable | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_topk_prompt_logprobs", b"_topk_prompt_logprobs", "prompt_logprobs", b"prompt_logprobs", "topk_prompt_logprobs", b"topk_prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_alt_tokens", b"_prompt_alt_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_target_prompt_logprobs", b"_target_prompt_logprobs", "_topk_prompt_logprobs", b"_topk_prompt_logprobs", "prompt_alt_tokens", b"prompt_alt_tokens", "prompt_logprobs", b"prompt_logprobs", "target_prompt_logprobs", b"target_prompt_logprobs", "topk_prompt_logprobs", b"topk_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_topk_prompt_logprobs", b"_topk_prompt_logprobs", "prompt_cache_hit_tokens", b"prompt_cache_hit_tokens", "prompt_logprobs", b"prompt_logprobs", "sequences", b"sequences", "topk_prompt_logprobs", b"topk_prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_alt_tokens", b"_prompt_alt_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_target_prompt_logprobs", b"_target_prompt_logprobs", "_topk_prompt_logprobs", b"_topk_prompt_logprobs", "prompt_alt_tokens", b"prompt_alt_tokens", "prompt_cache_hit_tokens", b"prompt_cache_hit_tokens", "prompt_logprobs", b"prompt_logprobs", "sequences", b"sequences", "target_prompt_logprobs", b"target_prompt_logprobs", "topk_prompt_logprobs", b"topk_prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__prompt_alt_tokens: _TypeAlias = _typing.Literal["prompt_alt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__prompt_alt_tokens: _TypeAlias = _typing.Literal["_prompt_alt_tokens", b"_prompt_alt_tokens"]  # noqa: Y015
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__target_prompt_logprobs: _TypeAlias = _typing.Literal["target_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__target_prompt_logprobs: _TypeAlias = _typing.Literal["_target_prompt_logprobs", b"_target_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__topk_prompt_logprobs: _TypeAlias = _typing.Literal["topk_prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__topk_prompt_logprobs: _TypeAlias = _typing.Literal["_topk_prompt_logprobs", b"_topk_prompt_logprobs"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_alt_tokens) -> _WhichOneofReturnType__prompt_alt_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__target_prompt_logprobs) -> _WhichOneofReturnType__target_prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__topk_prompt_logprobs) -> _WhichOneofReturnType__topk_prompt_logprobs | None: ...
 

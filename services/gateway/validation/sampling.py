@@ -10,12 +10,12 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common.errors import InvalidInput
 from services.gateway.settings import Limits
 from services.gateway.validation.numbers import above, at_least, whole
+from services.gateway.validation.prompt_cells import prompt_cells
 from services.gateway.wire import bodies
 from services.gateway.wire.batch_json import tokens_of
 from services.gateway.wire.json_body import INT64_MAX
 
 _MAX_STOP_CHARACTERS = 1024
-_UINT32_MAX = (1 << 32) - 1
 
 
 class Sampler(NamedTuple):
@@ -29,14 +29,14 @@ class Sampler(NamedTuple):
 def sample(body: bodies.Sample, sampler: Sampler, limits: Limits) -> types.SampleBody:
     """Raises InvalidInput naming the field."""
     _check_target(body, sampler)
-    _check_unsupported(body)
     params = body.sampling_params
     prompt = _prompt(body, sampler.facts)
+    length = len(prompt) // 4
     whole("num_samples", body.num_samples, 1, limits.max_samples)
     message = types.SampleBody(
         prompt_tokens=prompt,
         num_samples=body.num_samples,
-        max_tokens=_max_tokens(params.max_tokens, len(prompt) // 4, sampler.facts.max_context),
+        max_tokens=_max_tokens(params.max_tokens, length, sampler.facts.max_context, scored=bool(body.prompt_logprobs)),
         stop=stop_condition(params.stop, sampler.facts.vocab_size, limits),
         temperature=at_least("temperature", params.temperature, 0.0),
         top_p=_top_p(params.top_p),
@@ -45,11 +45,13 @@ def sample(body: bodies.Sample, sampler: Sampler, limits: Limits) -> types.Sampl
         topk_prompt_logprobs=whole("topk_prompt_logprobs", body.topk_prompt_logprobs, 0, limits.max_topk_logprobs),
         topk_sample_logprobs=whole("topk_sample_logprobs", body.topk_sample_logprobs, 0, limits.max_topk_logprobs),
         record_stability_info=body.record_stability_info,
+        prompt_alt_tokens_k=whole("prompt_alt_tokens_k", body.prompt_alt_tokens_k, 0, limits.max_prompt_draws),
     )
     if params.seed is not None:
         message.seed = whole("seed", params.seed, -INT64_MAX - 1, INT64_MAX)
     if body.prompt_logprobs_last_n is not None:
-        message.prompt_logprobs_last_n = whole("prompt_logprobs_last_n", body.prompt_logprobs_last_n, 0, _UINT32_MAX)
+        message.prompt_logprobs_last_n = _last_n(body, length)
+    _read_prompt(body, message, length, sampler.facts.vocab_size, limits)
     return message
 
 
@@ -63,11 +65,23 @@ def _check_target(body: bodies.Sample, sampler: Sampler) -> None:
         raise InvalidInput(f"base_model {body.base_model[:200]!r} is not this session's {sampler.base_model}")
 
 
-def _check_unsupported(body: bodies.Sample) -> None:
+def _last_n(body: bodies.Sample, length: int) -> int:
+    if not body.prompt_logprobs:
+        raise InvalidInput("prompt_logprobs_last_n needs prompt_logprobs")
+    return whole("prompt_logprobs_last_n", body.prompt_logprobs_last_n or 0, 1, max(length - 1, 1))
+
+
+def _read_prompt(body: bodies.Sample, message: types.SampleBody, length: int, vocab: int, limits: Limits) -> None:
+    """What is asked of the distributions along the prompt, within the bound of its size."""
+    if (length - 1) * body.prompt_alt_tokens_k > limits.max_prompt_cells:
+        raise InvalidInput(
+            f"prompt_alt_tokens_k {body.prompt_alt_tokens_k} over {length} tokens exceeds "
+            f"the limit of {limits.max_prompt_cells} draws per request"
+        )
     if body.target_prompt_logprobs is not None:
-        raise InvalidInput("target_prompt_logprobs is not supported by this mesh; use topk_prompt_logprobs")
-    if body.prompt_alt_tokens_k:
-        raise InvalidInput("prompt_alt_tokens_k is not supported by this mesh; leave it at 0")
+        cells = prompt_cells(body.target_prompt_logprobs, length, vocab, limits.max_prompt_cells)
+        message.target_prompt_tokens = cells.tokens
+        message.target_prompt_layout.CopyFrom(cells.layout)
 
 
 def _prompt(body: bodies.Sample, facts: types.PoolFacts) -> bytes:
@@ -84,8 +98,10 @@ def _prompt(body: bodies.Sample, facts: types.PoolFacts) -> bytes:
     return tokens
 
 
-def _max_tokens(asked: int | None, prompt: int, context: int) -> int:
+def _max_tokens(asked: int | None, prompt: int, context: int, *, scored: bool) -> int:
     room = context - prompt
+    if room == 0 and scored and asked in (None, 1):
+        return 1  # a full context may be scored; its one further token means nothing
     if room < 1:
         raise InvalidInput(f"prompt has {prompt} tokens; the context of {context} leaves no room for a new one")
     if asked is None:

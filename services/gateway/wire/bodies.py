@@ -129,6 +129,14 @@ class ModelInput(Body):
     chunks: list[Chunk]
 
 
+class TensorData(Body):
+    data: list[float | int]
+    dtype: str
+    shape: list[int] | None = None
+    sparse_crow_indices: list[int] | None = None
+    sparse_col_indices: list[int] | None = None
+
+
 class SamplingParams(Parameters):
     max_tokens: int | None = None
     seed: int | None = None
@@ -145,7 +153,7 @@ class Sample(Body):
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
-    target_prompt_logprobs: Metadata | None = None
+    target_prompt_logprobs: TensorData | None = None
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: int | None = None
     record_stability_info: bool = False
@@ -157,14 +165,6 @@ class SampleCount(Body):
     """Read even from broken content: the answer announces one sequence id per sample."""
 
     num_samples: Raw = Raw(b"1")
-
-
-class TensorData(Body):
-    data: list[float | int]
-    dtype: str
-    shape: list[int] | None = None
-    sparse_crow_indices: list[int] | None = None
-    sparse_col_indices: list[int] | None = None
 
 
 class Datum(Body):

@@ -10,6 +10,7 @@ from tinkermesh.v1 import types_pb2 as types
 from tinkermesh.wire.v1 import wire_pb2 as wire
 
 from services.common.errors import ContractViolation
+from services.gateway.wire.render_prompt import alternatives_json, alternatives_protobuf, cells_json, cells_protobuf
 
 MASK_LOGPROB = -99999.0
 
@@ -24,6 +25,10 @@ def sample_protobuf(result: types.SampleResult) -> bytes:
         response.prompt_logprobs = result.prompt_logprobs
     if result.HasField("topk_prompt_logprobs"):
         response.topk_prompt_logprobs.CopyFrom(_topk(result.topk_prompt_logprobs))
+    if result.HasField("target_prompt_logprobs"):
+        response.target_prompt_logprobs.CopyFrom(cells_protobuf(result.target_prompt_logprobs))
+    if result.HasField("prompt_alt_tokens"):
+        response.prompt_alt_tokens.CopyFrom(alternatives_protobuf(result.prompt_alt_tokens))
     return response.SerializeToString()
 
 
@@ -35,6 +40,12 @@ def sample_json(result: types.SampleResult) -> dict[str, Any]:
         "prompt_logprobs": _logprobs_json(result.prompt_logprobs) if result.HasField("prompt_logprobs") else None,
         "topk_prompt_logprobs": (
             _topk_json(result.topk_prompt_logprobs) if result.HasField("topk_prompt_logprobs") else None
+        ),
+        "target_prompt_logprobs": (
+            cells_json(result.target_prompt_logprobs) if result.HasField("target_prompt_logprobs") else None
+        ),
+        "prompt_alt_tokens": (
+            alternatives_json(result.prompt_alt_tokens) if result.HasField("prompt_alt_tokens") else None
         ),
         "prompt_cache_hit_tokens": result.prompt_cache_hit_tokens,
     }

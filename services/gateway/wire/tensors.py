@@ -137,6 +137,12 @@ def densify(values: Array, crow: Int64, col: Int64, dtype: str, shape: Sequence[
     return Tensor(dense.tobytes(), dtype, tuple(shape))
 
 
+def check_csr(crow: Int64, col: Int64, shape: tuple[int, int], values: int) -> None:
+    """The rules of `densify` for a tensor that stays sparse. Raises InvalidInput."""
+    _check_rows(crow, shape[0], values)
+    _check_columns(crow, col, shape[1], values)
+
+
 def _check_bound(shape: Sequence[int], bound: SparseBound) -> None:
     if shape[0] != bound.length:
         raise InvalidInput(f"sparse shape {list(shape)} does not start with the {bound.length} model_input tokens")

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 
 from services.common.datum_blocks import Float32
 from services.common.errors import ServerError
+from services.sampler.engine.prompt_reading import Reading
 from services.sampler.ports import MASK_LOGPROB, GeneratedSequence, SequenceRequest, TopkRows
 
 
-def generated_sequence(request: SequenceRequest, output: RequestOutput) -> GeneratedSequence:
+class Finished(NamedTuple):
+    output: RequestOutput
+    reading: Reading | None
+
+
+def generated_sequence(request: SequenceRequest, finished: Finished) -> GeneratedSequence:
+    output, reading = finished
     completion = output.outputs[0]
     scores = _flat(completion.logprobs, "logprobs")
     k = request.prompt_topk
@@ -24,6 +33,7 @@ def generated_sequence(request: SequenceRequest, output: RequestOutput) -> Gener
         prompt_logprobs=None if prompt_scores is None else chosen(prompt_scores),
         prompt_topk=alternatives(prompt_scores, k) if prompt_scores is not None and k else None,
         cached_tokens=output.num_cached_tokens or 0,
+        answer=None if reading is None else reading.answer,
     )
 
 

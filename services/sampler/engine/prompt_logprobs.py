@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from services.sampler.engine.lora_ops import add_delta, lora_wrapper
+from services.sampler.engine.prompt_reading import Readings, scores_of
 
 
-def install(worker: Any) -> None:
+def install(worker: Any, readings: Readings) -> None:
     """Patches the worker's model runner; called before the first request."""
     runner = worker.model_runner
     original = runner._get_prompt_logprobs_dict
@@ -27,7 +28,7 @@ def install(worker: Any) -> None:
         for request_id in [name for name in pending if name in num_scheduled_tokens]:
             runner.num_prompt_logprobs = {request_id: pending[request_id]}
             try:
-                with _unembedding_of(runner, request_id):
+                with _unembedding_of(runner, request_id), scores_of(runner, request_id, readings):
                     scored.update(original(hidden_states, num_scheduled_tokens))
                 if not runner.num_prompt_logprobs:  # it was the prompt's last chunk
                     del pending[request_id]

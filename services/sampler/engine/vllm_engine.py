@@ -12,7 +12,6 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
-from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -20,12 +19,11 @@ from services.common.errors import InvalidInput
 from services.sampler.engine import clean_blocks, lora_ops, prompt_logprobs, seeded_chunks, zero_adapter
 from services.sampler.engine.config import EngineConfig, engine_args
 from services.sampler.engine.driver import EngineDriver
-from services.sampler.engine.outputs import generated_sequence
+from services.sampler.engine.outputs import Finished, generated_sequence
+from services.sampler.engine.prompt_reading import GREEDY_BELOW, NAME, Reading, Readings
 from services.sampler.ports import EngineAdapter, EngineDead, GeneratedSequence, SequenceRequest
 
 log = logging.getLogger(__name__)
-
-GREEDY_BELOW = 1e-5
 
 
 class VllmSteps:
@@ -35,28 +33,37 @@ class VllmSteps:
         clean_blocks.enable()
         self.engine = LLMEngine.from_engine_args(engine_args(config))
         self.engine.collective_rpc(lora_ops.install)
-        self.engine.collective_rpc(prompt_logprobs.install)
+        self.readings: Readings = {}
+        self.engine.collective_rpc(prompt_logprobs.install, args=(self.readings,))
         self.engine.collective_rpc(seeded_chunks.install)
 
     def unfinished(self) -> bool:
         return bool(self.engine.has_unfinished_requests())
 
-    def step(self) -> list[tuple[str, RequestOutput]]:
-        return [(output.request_id, output) for output in self.engine.step() if output.finished]
+    def step(self) -> list[tuple[str, Finished]]:
+        finished = [output for output in self.engine.step() if output.finished]
+        return [(o.request_id, Finished(o, self.readings.pop(o.request_id, None))) for o in finished]
 
     def abort(self, sequence_id: str) -> None:
         self.engine.abort_request([sequence_id])
+        self.readings.pop(sequence_id, None)
 
     def close(self) -> None:
         self.engine.engine_core.shutdown()
 
     def submit(self, request: SequenceRequest, base: EngineAdapter) -> None:
-        self.engine.add_request(
-            request.sequence_id,
-            tokens_input(request.prompt, cache_salt=request.cache_salt or None),
-            sampling_params(request),
-            lora_request=lora_request(request.adapter or base),
-        )
+        if request.query is not None:
+            self.readings[request.sequence_id] = Reading(request.query, len(request.prompt))
+        try:
+            self.engine.add_request(
+                request.sequence_id,
+                tokens_input(request.prompt, cache_salt=request.cache_salt or None),
+                sampling_params(request),
+                lora_request=lora_request(request.adapter or base),
+            )
+        except BaseException:
+            self.readings.pop(request.sequence_id, None)
+            raise
 
     def add_adapter(self, adapter: EngineAdapter) -> None:
         try:
@@ -97,6 +104,7 @@ def sampling_params(request: SequenceRequest) -> SamplingParams:
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
+        extra_args={NAME: request.sequence_id} if request.query is not None else None,
     )
     if not greedy:
         # vLLM's constructor refuses temperatures above 2 and raises those below 0.01.
@@ -145,7 +153,7 @@ class VllmEngine:
             output = await self._driver.run(request.sequence_id, lambda: self._steps.submit(request, self._base))
         except (VLLMClientError, ValueError, TypeError) as error:  # how vLLM refuses a request
             raise InvalidInput(f"the engine refuses the request: {error}") from error
-        return generated_sequence(request, cast("RequestOutput", output))
+        return generated_sequence(request, cast("Finished", output))
 
     async def wait_dead(self) -> EngineDead:
         return await self._driver.wait_dead()

@@ -43,13 +43,13 @@ def of_error(stage: str, error: TinkermeshError) -> types.Result:
     return server_failure(stage, error.message)
 
 
-def checked(sample: types.SampleResult, num_samples: int) -> types.Result:
-    """The result as it may be settled: every sequence is there, no token lacks its logprob.
+def checked(sample: types.SampleResult, body: types.SampleBody) -> types.Result:
+    """The result as it may be settled: every sequence is there, no token lacks its logprob, no part is missing.
 
     Raises ServerError naming what the sampler left out.
     """
-    if len(sample.sequences) != num_samples:
-        raise ServerError(f"the sampler answered {len(sample.sequences)} of {num_samples} sequences")
+    if len(sample.sequences) != body.num_samples:
+        raise ServerError(f"the sampler answered {len(sample.sequences)} of {body.num_samples} sequences")
     for index, sequence in enumerate(sample.sequences):
         if not sequence.tokens or len(sequence.tokens) % ITEM_BYTES:
             raise ServerError(f"sequence {index} has no whole token")
@@ -57,4 +57,21 @@ def checked(sample: types.SampleResult, num_samples: int) -> types.Result:
             raise ServerError(
                 f"sequence {index} has {len(sequence.tokens)} token bytes, {len(sequence.logprobs)} of logprobs"
             )
+    _check_prompt(sample, body)
     return types.Result(sample=sample)
+
+
+def _check_prompt(sample: types.SampleResult, body: types.SampleBody) -> None:
+    length = len(body.prompt_tokens) // ITEM_BYTES
+    found = {
+        "prompt_logprobs": (len(sample.prompt_logprobs), length * body.prompt_logprobs),
+        "topk_prompt_logprobs": (len(sample.topk_prompt_logprobs.logprobs), length * body.topk_prompt_logprobs),
+        "target_prompt_logprobs": (
+            len(sample.target_prompt_logprobs.logprobs),
+            len(body.target_prompt_tokens) // ITEM_BYTES,
+        ),
+        "prompt_alt_tokens": (len(sample.prompt_alt_tokens.logprobs), (length - 1) * body.prompt_alt_tokens_k),
+    }
+    for name, (size, wanted) in found.items():
+        if size != ITEM_BYTES * wanted:
+            raise ServerError(f"{name} has {size // ITEM_BYTES} values, {wanted} were asked for")

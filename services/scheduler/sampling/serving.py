@@ -49,7 +49,7 @@ async def _attempt(waiting: Waiting, link: SamplerLink, body: types.SampleBody, 
         request = pb.SampleRequest(
             request_id=sample.request_id, adapter=sample.adapter, body=body, cache_salt=sample.tenant_id
         )
-        return checked(await link.sample(request, seconds), body.num_samples)
+        return checked(await link.sample(request, seconds), body)
     except TinkermeshError as error:
         link.forget(waiting.adapter_name)
         kind = verdict(error)

@@ -181,6 +181,11 @@ def params(**values: Any) -> dict[str, Any]:
     return {"sampling_params": {"max_tokens": 4, **values}}
 
 
+def targets(data: list[float], **changes: Any) -> dict[str, Any]:
+    tensor = {"data": data, "dtype": "int64", "shape": [2, 1], **changes}
+    return {"target_prompt_logprobs": {key: value for key, value in tensor.items() if value is not None}}
+
+
 SAMPLES: list[tuple[str, dict[str, Any], str]] = [
     ("num_samples 0", {"num_samples": 0}, r"num_samples must lie in \[1, 64\], not 0"),
     ("num_samples 65", {"num_samples": 65}, r"num_samples"),
@@ -205,8 +210,26 @@ SAMPLES: list[tuple[str, dict[str, Any], str]] = [
     ("topk cap", {"topk_prompt_logprobs": 21}, r"topk_prompt_logprobs"),
     ("topk sample cap", {"topk_sample_logprobs": 21}, r"topk_sample_logprobs"),
     ("last_n", {"prompt_logprobs_last_n": -1}, r"prompt_logprobs_last_n"),
-    ("targets", {"target_prompt_logprobs": {"data": []}}, r"target_prompt_logprobs is not supported"),
-    ("alt tokens", {"prompt_alt_tokens_k": 2}, r"prompt_alt_tokens_k is not supported"),
+    ("last_n alone", {"prompt_logprobs_last_n": 1}, r"prompt_logprobs_last_n needs prompt_logprobs"),
+    ("last_n all", {"prompt_logprobs": True, "prompt_logprobs_last_n": 3}, r"prompt_logprobs_last_n must lie in \[1, 2\]"),
+    ("targets no dtype", {"target_prompt_logprobs": {"data": []}}, r"missing required field `dtype` - at `\$.target_prompt"),
+    ("targets float", targets([1.0, 2.0], dtype="float32"), r"target_prompt_logprobs: dtype must be int64"),
+    ("targets halves", targets([1.0, 2.0]), r"whole numbers only"),
+    ("targets 1-D", targets([1, 2], shape=[2]), r"shape must be \[len\(prompt\) - 1, K\] with K >= 1, not \[2\]"),
+    ("targets no shape", targets([1, 2], shape=None), r"shape must be"),
+    ("targets no column", targets([], shape=[2, 0]), r"K >= 1"),
+    ("targets rows", targets([1, 2, 3], shape=[3, 1]), r"must have len\(prompt\) - 1 = 2 rows"),
+    ("targets short", targets([1, 2, 3], shape=[2, 2]), r"shape \[2, 2\] needs 4 values, 3 were sent"),
+    ("targets range", targets([1, VOCAB]), r"value 1: id 512 is neither -1 \(skip\) nor in \[0, 512\)"),
+    ("targets below", targets([-2, 1]), r"value 0: id -2"),
+    ("targets nothing", targets([-1, -1]), r"names no id at all"),
+    ("targets many", targets([1] * (1 << 17) + [1, 1], shape=[2, (1 << 16) + 1]), r"131074 ids, the limit is 131072"),
+    ("targets half sparse", targets([1], sparse_crow_indices=[0, 0, 1]), r"needs sparse_crow_indices and"),
+    ("targets crow", targets([1], sparse_crow_indices=[0, 1], sparse_col_indices=[0]), r"crow_indices has 2 entries"),
+    ("targets column", targets([1], sparse_crow_indices=[0, 0, 1], sparse_col_indices=[1]), r"col_indices must lie in \[0, 1\)"),
+    ("targets wide", targets([1], shape=[2, 2**40], sparse_crow_indices=[0, 0, 1], sparse_col_indices=[0]), r"shape must be"),
+    ("alt tokens", {"prompt_alt_tokens_k": -1}, r"prompt_alt_tokens_k must lie in \[0, 64\]"),
+    ("alt tokens cap", {"prompt_alt_tokens_k": 65}, r"prompt_alt_tokens_k"),
     ("prompt token", {"prompt": {"chunks": [{"tokens": [1, VOCAB]}]}}, r"prompt, position 1: token 512"),
     ("prompt negative", {"prompt": {"chunks": [{"tokens": [-1]}]}}, r"prompt, position 0: token -1"),
     ("prompt empty", {"prompt": {"chunks": []}}, r"prompt is empty"),

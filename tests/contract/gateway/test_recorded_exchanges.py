@@ -28,8 +28,6 @@ pytestmark = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the recorded excha
 UNSUPPORTED = {"/api/v1/auth/token", "/api/v1/retrieve_futures", "/api/v1/join_sampling_session"}
 # Content this mesh refuses in order: the POST is accepted all the same, its future fails.
 REFUSED_CONTENT = {
-    "extras-004-asample.json": "target_prompt_logprobs",
-    "extras-007-asample.json": "prompt_alt_tokens_k",
     "extras-013-forward_backward.json": "image",
     "extras-015-optim_step.json": "dimuon",
     "sdk38-018-forward_backward.json": "one target per position|1 target per position|shape",

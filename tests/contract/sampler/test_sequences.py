@@ -88,6 +88,21 @@ async def test_a_stop_string_ends_the_sequence_with_the_token_that_completes_it(
     assert tokenizer.decode(made.tokens).count(text) == 1
 
 
+async def test_a_stop_string_that_ends_inside_a_token_keeps_that_token_whole(
+    client: SamplerClient, sampler: SamplerProcess
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(sampler.model)
+    free = await client.greedy(PROMPT, 40)
+    texts = [tokenizer.decode(free.tokens[:n]) for n in range(41)]
+    ends = [n for n in range(2, 41) if len(texts[n]) - len(texts[n - 1]) > 1 and "\ufffd" not in texts[n]]
+    text = next(t for t in (texts[n][len(texts[n - 1]) - 1 : -1] for n in ends) if len(t) > 1)
+    expected = next(n for n in range(1, 41) if text in texts[n])
+    condition = StopCondition(strings=[text])
+    (made,) = await client.sample(body(PROMPT, max_tokens=40, temperature=0.0, stop=condition))
+    assert made.stopped and made.tokens == free.tokens[:expected]
+    assert tokenizer.decode(made.tokens).count(text) == 1
+
+
 async def test_without_a_stop_the_length_ends_it(client: SamplerClient) -> None:
     (made,) = await client.sample(body(PROMPT, max_tokens=9))
     assert not made.stopped and len(made.tokens) == 9

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinkermesh.v1.types_pb2 import SampleBody, StopCondition
+from tinkermesh.v1.types_pb2 import CellLayout, SampleBody, StopCondition
 
-from services.common.errors import InvalidInput, NotSupported
+from services.common.errors import InvalidInput
 from services.sampler.ports import EngineAdapter
 from services.sampler.sampling_plan import Limits, plan_sequences
 
@@ -23,7 +23,7 @@ def body(**fields: object) -> SampleBody:
         top_k=-1,
     )
     for name, value in fields.items():
-        if isinstance(value, StopCondition):
+        if isinstance(value, StopCondition | CellLayout):
             getattr(made, name).CopyFrom(value)
         else:
             setattr(made, name, value)
@@ -87,7 +87,45 @@ def test_bad_fields_are_named_VAL_17(fields: dict[str, object], text: str) -> No
         plan(body(**fields))
 
 
-@pytest.mark.parametrize("fields", [{"target_prompt_tokens": b"12345678"}, {"prompt_alt_tokens_k": 3}])
-def test_what_is_not_offered_is_refused_by_name(fields: dict[str, object]) -> None:
-    with pytest.raises(NotSupported, match=next(iter(fields))):
-        plan(body(**fields))
+def cells(tokens: list[int], **layout: object) -> dict[str, object]:
+    values = np.asarray(tokens, "<i4").tobytes()
+    return {"target_prompt_tokens": values, "target_prompt_layout": CellLayout(**layout)}
+
+
+def indices(*values: int) -> bytes:
+    return np.asarray(values, "<i4").tobytes()
+
+
+def test_a_dense_query_names_each_cell_by_its_row() -> None:
+    query = plan(body(**cells([7, -1, 8, 9], rows=2, width=2)))[0].query
+    assert query.rows.tolist() == [0, 0, 1, 1]
+    assert query.tokens.tolist() == [7, -1, 8, 9]
+
+
+def test_a_sparse_query_names_only_its_cells_and_only_in_the_first_sequence() -> None:
+    layout = {"rows": 2, "width": 9, "sparse": True, "crow_indices": indices(0, 0, 2), "col_indices": indices(3, 8)}
+    sequences = plan(body(num_samples=2, **cells([7, 8], **layout)))
+    assert sequences[0].query.rows.tolist() == [1, 1]
+    assert sequences[0].prompt_topk == 0
+    assert sequences[1].query is None and sequences[1].prompt_topk is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (cells([7, 8], rows=2, width=2), "2 values"),
+        (cells([7, 8, 9], rows=3, width=1), "3 rows"),
+        (cells([7], rows=2, width=1 << 31), "1 values"),
+        (cells([7, 100], rows=2, width=1), "vocabulary"),
+        (cells([7, -2], rows=2, width=1), "vocabulary"),
+        (cells([1] * 40, rows=2, width=20), "more than 30"),
+        (cells([7], rows=2, width=1, sparse=True, crow_indices=indices(0, 1), col_indices=indices(0)), "crow"),
+        (cells([7], rows=2, width=1, sparse=True, crow_indices=indices(0, 2, 1), col_indices=indices(0)), "crow"),
+        ({"target_prompt_tokens": indices(1)}, "no layout"),
+        ({"prompt_alt_tokens_k": 16}, "32 draws"),
+        ({"prompt_alt_tokens_k": 21}, "prompt_alt_tokens_k"),
+    ],
+)
+def test_cells_are_bounded_before_anything_is_allocated_VAL_17(fields: dict[str, object], text: str) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        plan_sequences("r", body(**fields), None, Limits(100, 50, 20, max_cells=30))

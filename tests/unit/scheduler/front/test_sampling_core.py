@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,10 +105,28 @@ def _sample(tokens: int, logprobs: int, sequences: int = 1) -> types.SampleResul
 
 
 def test_incomplete_answers_are_no_success_SAMP_06_SAMP_09() -> None:
-    assert checked(_sample(3, 3), 1).HasField("sample")
+    assert checked(_sample(3, 3), _asked()).HasField("sample")
     for wrong, asked in ((_sample(3, 3), 2), (_sample(0, 0), 1), (_sample(3, 2), 1)):
         with pytest.raises(ServerError):
-            checked(wrong, asked)
+            checked(wrong, _asked(num_samples=asked))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"prompt_logprobs": True}, "prompt_logprobs has 0 values, 3 were asked for"),
+        ({"topk_prompt_logprobs": 2}, "topk_prompt_logprobs has 0 values, 6"),
+        ({"target_prompt_tokens": bytes(16)}, "target_prompt_logprobs has 0 values, 4"),
+        ({"prompt_alt_tokens_k": 5}, "prompt_alt_tokens has 0 values, 10"),
+    ],
+)
+def test_a_part_that_was_asked_for_may_not_be_missing_SAMP_06(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ServerError, match=text):
+        checked(_sample(3, 3), _asked(**fields))
+
+
+def _asked(**fields: Any) -> types.SampleBody:
+    return types.SampleBody(**{"prompt_tokens": bytes(12), "num_samples": 1, **fields})
 
 
 def test_versions_never_share_a_name() -> None:
