@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import grpc
 import numpy as np
@@ -92,13 +93,12 @@ async def test_a_stop_string_that_ends_inside_a_token_keeps_that_token_whole(
     client: SamplerClient, sampler: SamplerProcess
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(sampler.model)
-    free = await client.greedy(PROMPT, 40)
-    texts = [tokenizer.decode(free.tokens[:n]) for n in range(41)]
-    ends = [n for n in range(2, 41) if len(texts[n]) - len(texts[n - 1]) > 1 and "\ufffd" not in texts[n]]
-    text = next(t for t in (texts[n][len(texts[n - 1]) - 1 : -1] for n in ends) if len(t) > 1)
-    expected = next(n for n in range(1, 41) if text in texts[n])
+    (free,) = await client.sample(body(PROMPT, max_tokens=200, seed=2))
+    pairs = ((tokenizer.decode([a, b]), len(tokenizer.decode([b]))) for a, b in itertools.pairwise(free.tokens))
+    text = next(pair[-size - 1 : -1] for pair, size in pairs if size > 1 and "\ufffd" not in pair)
+    expected = next(n for n in range(1, 201) if text in tokenizer.decode(free.tokens[:n]))
     condition = StopCondition(strings=[text])
-    (made,) = await client.sample(body(PROMPT, max_tokens=40, temperature=0.0, stop=condition))
+    (made,) = await client.sample(body(PROMPT, max_tokens=200, seed=2, stop=condition))
     assert made.stopped and made.tokens == free.tokens[:expected]
     assert tokenizer.decode(made.tokens).count(text) == 1
 
