@@ -23,6 +23,7 @@ class Outbox:
         self._remove: dict[str, None] = {}
         self._explain: dict[Key, None] = {}
         self._wake = asyncio.Event()
+        self._closed = False
         if self._add:
             self._wake.set()
 
@@ -41,9 +42,16 @@ class Outbox:
         self._explain[key] = None
         self._wake.set()
 
+    def close(self) -> None:
+        """Its stream is gone: `messages` ends, so that the task that sends them does too."""
+        self._closed = True
+        self._wake.set()
+
     async def messages(self) -> AsyncIterator[pb.WatchRequest]:
         while True:
             await self._wake.wait()
+            if self._closed:
+                return
             yield self._take()
 
     def _take(self) -> pb.WatchRequest:

@@ -81,15 +81,16 @@ class WatchHub:
         """Until cancelled: one stream after another, each starting with all open waits."""
         pause = _FIRST_PAUSE
         while True:
-            self._outbox = Outbox(self._waits)
+            outbox = self._outbox = Outbox(self._waits)
             cause = "it was closed"
             try:
-                async for event in self._scheduler.watch(self._outbox.messages()):
+                async for event in self._scheduler.watch(outbox.messages()):
                     pause = _FIRST_PAUSE
                     self._on_event(event)
             except grpc.aio.AioRpcError as error:
                 cause = error.code().name
             finally:
+                outbox.close()
                 self._outbox = None
             log.warning("watch stream to the scheduler ended (%s); opening another", cause)
             await asyncio.sleep(pause)
@@ -137,10 +138,11 @@ class WatchHub:
         if wait.explained is None:
             wait.explained = asyncio.get_running_loop().create_future()
             self._outbox.explain(wait.key)
-        done, _ = await asyncio.wait(
-            {wait.event, wait.explained}, timeout=_EXPLAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
-        )
-        return done.pop().result() if done else await self._ask(wait.key)
+        explained = wait.explained
+        await asyncio.wait({wait.event, explained}, timeout=_EXPLAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        # Both may be there: the settlement is worth more than why it was not.
+        done = next((future for future in (wait.event, explained) if future.done()), None)
+        return done.result() if done is not None else await self._ask(wait.key)
 
     async def _ask(self, key: Key) -> pb.WatchEvent:
         """The stream is silent: ask once directly, so that no lost wake-up outlives one poll."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 
@@ -165,6 +166,24 @@ async def test_drained_polls_are_408_at_once_MESH_03(client: Client, scheduler: 
     assert (await poll).status_code == 408
     assert (await client.result(request_id)).status_code == 408
     assert time.monotonic() - began < 1.5
+
+
+async def test_lost_streams_leave_no_task_behind(client: Client, scheduler: FakeScheduler, model: str) -> None:
+    def writers() -> int:
+        names = [str(task.get_coro()) for task in asyncio.all_tasks()]
+        return sum("_consume_request_iterator" in name for name in names)
+
+    await until(lambda: scheduler.streams.count == 1)
+    gc.disable()  # it would collect a forgotten task sooner or later, and asyncio complain
+    try:
+        for _ in range(3):
+            port = scheduler.port
+            await scheduler.stop()
+            await scheduler.start(f"127.0.0.1:{port}")
+            await until(lambda: scheduler.streams.count == 1, 10.0)
+        await until(lambda: writers() == 1)
+    finally:
+        gc.enable()
 
 
 # ---- two scheduler replicas ------------------------------------------------------------------

@@ -88,6 +88,16 @@ async def test_many_waits_go_out_in_bounded_messages() -> None:
     assert sizes == [1024, 1024, 452]
 
 
+async def test_a_closed_outbox_ends_its_messages() -> None:
+    outbox = Outbox([("t", "a")])
+    messages = outbox.messages()
+    await anext(messages)
+    waiting = asyncio.create_task(anext(messages, None))
+    await asyncio.sleep(0)
+    outbox.close()
+    assert await asyncio.wait_for(waiting, 1) is None
+
+
 # ---- base models -------------------------------------------------------------------------------
 
 
