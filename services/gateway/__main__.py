@@ -18,6 +18,7 @@ import uvicorn
 from services.common.errors import InvalidInput, Unavailable
 from services.common.process import service_main, write_port
 from services.gateway.app import create_app
+from services.gateway.connection import Connection
 from services.gateway.gateway import Gateway
 from services.gateway.settings import Settings
 
@@ -51,7 +52,8 @@ def main() -> int:
 
 def _run(settings: Settings) -> None:
     _allow_many_connections()
-    asyncio.Runner(loop_factory=_loop_factory).run(_serve(settings))
+    with asyncio.Runner(loop_factory=_loop_factory) as runner:
+        runner.run(_serve(settings))
 
 
 def _allow_many_connections() -> None:
@@ -74,7 +76,7 @@ async def _serve(settings: Settings) -> None:
     running: list[Gateway] = []
     config = uvicorn.Config(
         create_app(settings, running.append),
-        http="httptools",
+        http=partial(Connection, header_seconds=settings.header_timeout_seconds),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -108,8 +110,9 @@ def _listener(settings: Settings) -> socket.socket:
         if settings.listen_fd is not None:
             return socket.socket(fileno=settings.listen_fd)
         return _bind(settings.listen)
-    except OSError as error:
-        raise InvalidInput(f"cannot listen on {settings.listen_fd or settings.listen}: {error}") from error
+    except (OSError, OverflowError) as error:  # a port above 65535 overflows
+        where = settings.listen if settings.listen_fd is None else f"descriptor {settings.listen_fd}"
+        raise InvalidInput(f"cannot listen on {where}: {error}") from error
 
 
 def _bind(listen: str) -> socket.socket:

@@ -42,6 +42,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     # A compressed body may always grow to `zstd_free_bytes`; beyond that by this factor at most.
     zstd_max_ratio: int = 500
     zstd_free_bytes: int = 8 * MEBIBYTE
+    header_timeout_seconds: float = 30.0
     body_timeout_seconds: float = 120.0
     rpc_timeout_seconds: float = 10.0
     retry_seconds: float = 15.0

@@ -89,10 +89,12 @@ async def test_replicas_share_an_inherited_socket_and_one_may_stop(
         ({"scheduler": "nonsense"}, "host:port"),
         ({"listen": "nonsense"}, "host:port"),
         ({"listen": "192.0.2.1:1"}, "cannot listen"),
+        ({"listen": "127.0.0.1:65536"}, "cannot listen on 127.0.0.1:65536"),
+        ({"listen_fd": 999}, "cannot listen on descriptor 999"),
     ],
 )
 async def test_start_up_errors_end_the_process_with_their_cause(
-    own: Settings, tmp_path: Path, change: dict[str, str], text: str
+    own: Settings, tmp_path: Path, change: dict[str, Any], text: str
 ) -> None:
     settings = msgspec.structs.replace(own, **change)
     with pytest.raises(RuntimeError) as caught:
@@ -100,6 +102,7 @@ async def test_start_up_errors_end_the_process_with_their_cause(
             pass
     assert "gateway ended with 0" not in str(caught.value)
     assert text in str(caught.value)
+    assert "listen" not in text or "Traceback" not in str(caught.value)
 
 
 @pytest.mark.timeout(60)
@@ -114,6 +117,14 @@ async def test_missing_settings_are_named() -> None:
     _, errors = await process.communicate()
     assert process.returncode == 1
     assert b"key_file" in errors and b"TINKERMESH_GATEWAY_" in errors
+
+
+@pytest.mark.timeout(60)
+async def test_headers_without_a_key_are_bounded_SEC(own: Settings, tmp_path: Path) -> None:
+    async with gateway_process(own, tmp_path) as gateway:
+        response = await post(gateway.base_url, "get_info", {}, **{"x-large": "a" * 70_000})
+        assert (response.status_code, response.json()["error"]) == (431, "too_large")
+        assert "Traceback" not in gateway.log.read_text()
 
 
 @pytest.mark.timeout(60)
