@@ -7,11 +7,13 @@ Usage: python tools/make_tiny_qwen3.py DIRECTORY [--tied]
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 VOCABULARY = 512
 SEED = 20260101
@@ -58,12 +60,20 @@ def build_config(*, tied: bool) -> Qwen3Config:
     )
 
 
-def build(directory: Path, *, tied: bool = False) -> Path:
-    """Write the model to `directory`; the same files every time."""
-    torch.manual_seed(SEED)
-    model = Qwen3ForCausalLM(build_config(tied=tied)).to(torch.float32)
+def write_random(
+    architecture: Callable[[Any], PreTrainedModel], config: PreTrainedConfig, directory: Path, seed: int
+) -> Path:
+    """Write float32 weights and config.json to `directory`; the same files every time."""
+    torch.manual_seed(seed)
+    model = architecture(config).to(torch.float32)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory, safe_serialization=True)
+    return directory
+
+
+def build(directory: Path, *, tied: bool = False) -> Path:
+    """Write the model and its tokenizer to `directory`; the same files every time."""
+    write_random(Qwen3ForCausalLM, build_config(tied=tied), directory, SEED)
     build_tokenizer().save_pretrained(directory)
     return directory
 

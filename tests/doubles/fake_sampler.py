@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1 import sampler_pb2_grpc as pb_grpc
 from tinkermesh.v1 import scheduler_pb2, types_pb2
@@ -21,13 +21,12 @@ from tinkermesh.v1 import scheduler_pb2, types_pb2
 from services.common import logs, telemetry
 from services.common.errors import Busy, ServerError, Unavailable
 from services.common.grpc_boundary import Context
-from services.common.grpc_server import GrpcServer
 from tests.doubles import arithmetic, generation, published
 from tests.doubles.fake_trainer import POOL, trainer_facts
 from tests.doubles.faults import Faults
 from tests.doubles.journal import Journal
-from tests.doubles.process import run_service, serve_until_signal
-from tests.doubles.registration import register_for_ever
+from tests.doubles.process import engine_parser, run_service, serve_until_signal
+from tests.doubles.registration import RegisteredServer
 from tests.doubles.unit_runner import die_if
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ def sampler_facts(pool: str = POOL) -> types_pb2.PoolFacts:
     return facts
 
 
-class FakeSampler(pb_grpc.SamplerServicer):
+class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
     """In a test's own loop: `await start(...)`, use `.faults`, `.journal`, `await stop()`."""
 
     def __init__(
@@ -76,6 +75,7 @@ class FakeSampler(pb_grpc.SamplerServicer):
         control: Path | None = None,
         journal: Path | None = None,
     ) -> None:
+        super().__init__(SERVICE)
         self.store_root = store_root
         self.facts = facts or sampler_facts()
         self.sampler_id = sampler_id
@@ -86,26 +86,10 @@ class FakeSampler(pb_grpc.SamplerServicer):
         self.loaded: dict[str, Loaded] = {}  # least recently used first
         self.running: dict[str, asyncio.Task[types_pb2.SampleResult]] = {}
         self.attached = 0  # calls that joined a running one
-        self.address = ""
         self._engine_ids = 0
-        self._server = GrpcServer([SERVICE])
-        self._registration: asyncio.Task[None] | None = None
 
-    async def start(self, listen: str = "127.0.0.1:0", scheduler: str = "") -> str:
-        """Answers the bound host:port; registers when `scheduler` names addresses."""
-        pb_grpc.add_SamplerServicer_to_server(self, self._server.server)
-        port = await self._server.start(listen)
-        self.address = f"{listen.rsplit(':', 1)[0]}:{port}"
-        if scheduler:
-            self._registration = asyncio.create_task(register_for_ever(scheduler, self.registration()))
-        return self.address
-
-    async def stop(self) -> None:
-        if self._registration is not None:
-            self._registration.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._registration
-        await self._server.stop(0.2)
+    def add_to(self, server: grpc.aio.Server) -> None:
+        pb_grpc.add_SamplerServicer_to_server(self, server)
 
     def registration(self) -> scheduler_pb2.RegisterSamplerRequest:
         return scheduler_pb2.RegisterSamplerRequest(
@@ -219,13 +203,7 @@ class FakeSampler(pb_grpc.SamplerServicer):
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--listen", default="127.0.0.1:0")
-    parser.add_argument("--port-file", type=Path)
-    parser.add_argument("--scheduler", default="")
-    parser.add_argument("--store-root", type=Path, required=True)
-    parser.add_argument("--control", type=Path)
-    parser.add_argument("--journal", type=Path)
+    parser = engine_parser(__doc__)
     parser.add_argument("--sampler-id", default="sampler-double")
     parser.add_argument("--pool", default=POOL)
     return parser.parse_args()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 from tinkermesh.v1 import scheduler_pb2, types_pb2
 from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import trainer_pb2_grpc as pb_grpc
@@ -20,11 +20,10 @@ from tinkermesh.v1 import trainer_pb2_grpc as pb_grpc
 from services.common.errors import InvalidInput, Unavailable, UnknownId
 from services.common.frames import frames
 from services.common.grpc_boundary import Context
-from services.common.grpc_server import GrpcServer
 from tests.doubles.faults import Faults
 from tests.doubles.journal import Journal
-from tests.doubles.process import run_service, serve_until_signal
-from tests.doubles.registration import register_for_ever
+from tests.doubles.process import engine_parser, run_service, serve_until_signal
+from tests.doubles.registration import RegisteredServer
 from tests.doubles.unit_book import Recorded, UnitBook
 from tests.doubles.unit_runner import Slot, UnitRunner
 
@@ -54,7 +53,7 @@ def trainer_facts(*, pool: str = POOL, slots: int = 8, unit_tokens: int = 4096) 
     )
 
 
-class FakeTrainer(pb_grpc.TrainerServicer):
+class FakeTrainer(RegisteredServer, pb_grpc.TrainerServicer):
     """In a test's own loop: `await start(...)`, use `.faults`, `.journal`, `.runner`, `await stop()`."""
 
     def __init__(
@@ -66,6 +65,7 @@ class FakeTrainer(pb_grpc.TrainerServicer):
         control: Path | None = None,
         journal: Path | None = None,
     ) -> None:
+        super().__init__(SERVICE)
         self.facts = facts or trainer_facts()
         self.trainer_id = trainer_id
         self.incarnation = uuid.uuid4().hex
@@ -74,25 +74,9 @@ class FakeTrainer(pb_grpc.TrainerServicer):
         self.book = UnitBook(self.incarnation)
         slots = [Slot() for _ in range(self.facts.slots)]
         self.runner = UnitRunner(store_root, slots, self.faults, self.journal)
-        self.address = ""
-        self._server = GrpcServer([SERVICE])
-        self._registration: asyncio.Task[None] | None = None
 
-    async def start(self, listen: str = "127.0.0.1:0", scheduler: str = "") -> str:
-        """Answers the bound host:port; registers when `scheduler` names addresses."""
-        pb_grpc.add_TrainerServicer_to_server(self, self._server.server)
-        port = await self._server.start(listen)
-        self.address = f"{listen.rsplit(':', 1)[0]}:{port}"
-        if scheduler:
-            self._registration = asyncio.create_task(register_for_ever(scheduler, self.registration()))
-        return self.address
-
-    async def stop(self) -> None:
-        if self._registration is not None:
-            self._registration.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._registration
-        await self._server.stop(0.2)
+    def add_to(self, server: grpc.aio.Server) -> None:
+        pb_grpc.add_TrainerServicer_to_server(self, server)
 
     def registration(self) -> scheduler_pb2.RegisterTrainerRequest:
         return scheduler_pb2.RegisterTrainerRequest(
@@ -176,13 +160,7 @@ def _frames(recorded: Recorded) -> list[pb.OutcomeFrame]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--listen", default="127.0.0.1:0")
-    parser.add_argument("--port-file", type=Path)
-    parser.add_argument("--scheduler", default="")
-    parser.add_argument("--store-root", type=Path, required=True)
-    parser.add_argument("--control", type=Path)
-    parser.add_argument("--journal", type=Path)
+    parser = engine_parser(__doc__)
     parser.add_argument("--trainer-id", default="trainer-double")
     parser.add_argument("--pool", default=POOL)
     parser.add_argument("--slots", type=int, default=8)

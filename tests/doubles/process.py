@@ -1,7 +1,8 @@
-"""What the doubles share as processes: logs and traces, the port file and the wait for SIGTERM."""
+"""What the doubles share as processes: options, logs and traces, the port file and the wait for SIGTERM."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import signal
 from collections.abc import Coroutine
@@ -9,6 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from services.common import logs, telemetry
+
+
+def engine_parser(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--listen", default="127.0.0.1:0")
+    parser.add_argument("--port-file", type=Path)
+    parser.add_argument("--scheduler", default="")
+    parser.add_argument("--store-root", type=Path, required=True)
+    parser.add_argument("--control", type=Path)
+    parser.add_argument("--journal", type=Path)
+    return parser
 
 
 def write_port_file(path: Path, port: int) -> None:

@@ -1,8 +1,9 @@
-"""The two-second registration every trainer and sampler keeps up."""
+"""A doubled engine's server: it serves, and keeps up the registration every two seconds."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -11,9 +12,42 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import scheduler_pb2_grpc as pb_grpc
 
 from services.common.grpc_channel import open_channel
+from services.common.grpc_server import GrpcServer
 
 log = logging.getLogger(__name__)
 INTERVAL_SECONDS = 2.0
+Registration = pb.RegisterTrainerRequest | pb.RegisterSamplerRequest
+
+
+class RegisteredServer:
+    """Base of the doubles: `registration` says who this is, `add_to` attaches its servicer."""
+
+    def __init__(self, service: str) -> None:
+        self.address = ""
+        self._server = GrpcServer([service])
+        self._registering: asyncio.Task[None] | None = None
+
+    def registration(self) -> Registration:
+        raise NotImplementedError
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        raise NotImplementedError
+
+    async def start(self, listen: str = "127.0.0.1:0", scheduler: str = "") -> str:
+        """Answers the bound host:port; registers when `scheduler` names addresses."""
+        self.add_to(self._server.server)
+        port = await self._server.start(listen)
+        self.address = f"{listen.rsplit(':', 1)[0]}:{port}"
+        if scheduler:
+            self._registering = asyncio.create_task(register_for_ever(scheduler, self.registration()))
+        return self.address
+
+    async def stop(self) -> None:
+        if self._registering is not None:
+            self._registering.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._registering
+        await self._server.stop(0.2)
 
 
 def scheduler_target(addresses: str) -> str:
@@ -21,7 +55,7 @@ def scheduler_target(addresses: str) -> str:
     return f"ipv4:{addresses}" if "," in addresses else addresses
 
 
-async def register_for_ever(addresses: str, request: pb.RegisterTrainerRequest | pb.RegisterSamplerRequest) -> None:
+async def register_for_ever(addresses: str, request: Registration) -> None:
     """Until cancelled; a failed attempt is logged and repeated at the next turn."""
     async with open_channel(scheduler_target(addresses)) as channel:
         stub = pb_grpc.RegistryStub(channel)

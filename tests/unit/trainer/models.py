@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tools.make_tiny_qwen3 import VOCABULARY, write_random
 from tools.make_tiny_qwen3 import build as build_qwen3
-
-VOCABULARY = 512
 
 
 def build_llama(directory: Path, *, tied: bool) -> Path:
@@ -30,9 +28,7 @@ def build_llama(directory: Path, *, tied: bool) -> Path:
         eos_token_id=0,
         dtype="float32",
     )
-    torch.manual_seed(7)
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory, safe_serialization=True)
-    return directory
+    return write_random(LlamaForCausalLM, config, directory, seed=7)
 
 
 BUILDERS = {
