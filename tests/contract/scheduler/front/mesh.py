@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import grpc
 import numpy as np
-from tinkermesh.v1 import admin_pb2_grpc, scheduler_pb2_grpc
+from tinkermesh.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2_grpc
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
@@ -59,8 +59,9 @@ async def refused(kind: type[TinkermeshError], *words: str) -> AsyncIterator[Non
 class Replica:
     """One scheduler with its stubs."""
 
-    def __init__(self, app: App, port: int) -> None:
+    def __init__(self, app: App, name: str, port: int) -> None:
         self.app = app
+        self.name = name
         self.address = f"127.0.0.1:{port}"
         self.channel = open_channel(self.address)
         self.scheduler = scheduler_pb2_grpc.SchedulerStub(self.channel)
@@ -79,23 +80,26 @@ class FrontMesh:
     pepper_file: Path
     replicas: list[Replica] = field(default_factory=list)
     closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    _started: int = 0
 
     @property
     def pepper(self) -> bytes:
         return load_pepper(self.pepper_file)
 
     async def replica(self, **settings: float | str | bool) -> Replica:
+        name = f"replica-{self._started}"
+        self._started += 1
         app = App(
             Settings(
                 store_root=str(self.store_root),
                 pepper_file=str(self.pepper_file),
                 redis_url=self.redis_url,
                 listen="127.0.0.1:0",
-                replica=f"replica-{len(self.replicas)}",
+                replica=name,
                 **settings,  # type: ignore[arg-type]
             )
         )
-        replica = Replica(app, await app.start())
+        replica = Replica(app, name, await app.start())
         self.replicas.append(replica)
         return replica
 
@@ -108,6 +112,18 @@ class FrontMesh:
     @property
     def addresses(self) -> str:
         return ",".join(replica.address for replica in self.replicas)
+
+    async def leader(self) -> Replica:
+        """The replica that holds the pool's lease; either may get it, so a test that stops one must ask."""
+
+        async def found() -> Replica | None:
+            pools = (await self.replicas[0].admin.ListPools(admin_pb2.AdminListPoolsRequest())).pools
+            names = [pool.leader for pool in pools if pool.facts.pool == POOL]
+            return next((replica for replica in self.replicas if replica.name in names), None)
+
+        leader = await eventually(found)
+        assert leader is not None
+        return leader
 
 
 async def session(replica: Replica, tenant: str = ALICE, key: str = "") -> str:
