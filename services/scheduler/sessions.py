@@ -27,7 +27,7 @@ class Sessions:
         self._keep_ms = keep_ms
 
     async def create(self, request: pb.CreateSessionRequest) -> str:
-        """The same id for the same (tenant, idempotency key)."""
+        """The same id for the same (tenant, idempotency key). Raises KeyConflict when another field differs."""
         if not request.tenant_id:
             raise InvalidInput("tenant_id: missing")
         session_id = new_session_id()

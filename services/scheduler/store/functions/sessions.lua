@@ -15,11 +15,17 @@ local function refuse_ended(session)
   return refuse('unknown_id', 'session is finished; create a new session')
 end
 
--- KEYS: session prefix. ARGV: tenant, then field, value, … Answers now; a repeat changes nothing.
+-- KEYS: session prefix. ARGV: tenant, then field, value, … Answers now. A repeat changes nothing;
+-- with another value in any field it is no repeat, and refused.
 register('session_create', function(keys, args)
   local key = keys[1] .. ':session'
   local tenant = redis.call('HGET', key, 'tenant')
   if tenant and tenant ~= args[1] then return refuse('forbidden', 'session belongs to another tenant') end
+  for i = 2, tenant and #args or 0, 2 do
+    if redis.call('HGET', key, args[i]) ~= args[i + 1] then
+      return refuse('key_conflict', 'x-idempotency-key was already used for a session with another ' .. args[i] .. '; send a new key')
+    end
+  end
   local now = int(now_ms())
   if not tenant then
     redis.call('HSET', key, 'tenant', args[1], 'state', 'open', 'created_ms', now, 'beat_ms', now)
