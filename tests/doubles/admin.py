@@ -1,10 +1,12 @@
-"""The Admin service as a test's operator uses it."""
+"""The mesh as a test's operator sees it: the Admin service, a sampler's own words, channelz."""
 
 from __future__ import annotations
 
 import grpc
+from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from tinkermesh.v1 import admin_pb2 as pb
 from tinkermesh.v1 import admin_pb2_grpc as pb_grpc
+from tinkermesh.v1 import sampler_pb2, sampler_pb2_grpc
 
 from tests.doubles.registration import scheduler_target
 
@@ -32,3 +34,41 @@ def samplers(address: str) -> list[pb.SamplerReport]:
     with grpc.insecure_channel(address) as channel:
         reply: pb.ListSamplersReply = pb_grpc.AdminStub(channel).ListSamplers(pb.ListSamplersRequest(), timeout=10)
         return list(reply.samplers)
+
+
+def session(address: str, session_id: str) -> pb.SessionReport | None:
+    """As the scheduler at `address` lists it among the latest."""
+    with grpc.insecure_channel(address) as channel:
+        stub = pb_grpc.AdminStub(channel)
+        reply: pb.ListSessionsReply = stub.ListSessions(pb.ListSessionsRequest(limit=1000), timeout=10)
+        return next((one for one in reply.sessions if one.session_id == session_id), None)
+
+
+def session_count(address: str) -> int:
+    with grpc.insecure_channel(address) as channel:
+        stub = pb_grpc.AdminStub(channel)
+        reply: pb.ListSessionsReply = stub.ListSessions(pb.ListSessionsRequest(limit=1000), timeout=10)
+        return len(reply.sessions)
+
+
+def timeline(address: str, request_id: str) -> list[str]:
+    """The events of one request, oldest first."""
+    with grpc.insecure_channel(address) as channel:
+        stub = pb_grpc.AdminStub(channel)
+        reply: pb.RequestReport = stub.InspectRequest(pb.InspectRequestRequest(request_id=request_id), timeout=10)
+        return [entry.event for entry in reply.timeline]
+
+
+def running_samples(address: str) -> int:
+    """As the sampler at `address` itself says."""
+    with grpc.insecure_channel(address) as channel:
+        stub = sampler_pb2_grpc.SamplerStub(channel)
+        return int(stub.Describe(sampler_pb2.DescribeSamplerRequest(), timeout=10).running)
+
+
+def calls_served(address: str) -> int:
+    """RPCs that a gRPC server has answered since it started."""
+    with grpc.insecure_channel(address) as channel:
+        stub = channelz_pb2_grpc.ChannelzStub(channel)
+        servers = stub.GetServers(channelz_pb2.GetServersRequest(), timeout=10).server
+        return sum(server.data.calls_succeeded for server in servers)

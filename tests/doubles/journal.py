@@ -38,7 +38,8 @@ def _details(unit: pb.Unit, kind: str) -> dict[str, Any]:
     if kind == "optim":
         return {"requests": [s.request_id for s in unit.optim.steps], "slots": [s.slot for s in unit.optim.steps]}
     work = getattr(unit, kind)
-    return {"slots": [work.slot], "model_id": getattr(work, "model_id", "")}
+    model_id = work.meta.model_id if kind in ("save", "snapshot") else getattr(work, "model_id", "")
+    return {"slots": [work.slot], "model_id": model_id}
 
 
 def read(path: Path) -> list[dict[str, Any]]:

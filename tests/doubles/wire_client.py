@@ -9,10 +9,16 @@ from typing import Any
 
 import httpx
 import numpy as np
+import zstandard
 from tinkermesh.wire.v1 import wire_pb2 as wire
 
 Json = dict[str, Any]
+Body = Json | bytes  # bytes: protobuf
 FUTURE_SECONDS = 60.0
+
+
+class Zstd(bytes):
+    """A protobuf body, compressed."""
 
 
 class WireClient:
@@ -24,14 +30,21 @@ class WireClient:
             httpx.AsyncClient(base_url=f"{u}/api/v1", headers=headers, timeout=60.0, trust_env=False) for u in urls
         ]
 
-    async def post(self, path: str, body: Json | bytes, *, gateway: int = 0, **headers: str) -> httpx.Response:
+    async def post(self, path: str, body: Body, *, gateway: int = 0, **headers: str) -> httpx.Response:
         client = self._clients[gateway % len(self._clients)]
         if isinstance(body, bytes):
             headers["content-type"] = "application/x-protobuf"
+            if isinstance(body, Zstd):
+                headers["content-encoding"] = "zstd"
             return await client.post(path, content=body, headers=headers)
         return await client.post(path, json=body, headers=headers)
 
-    async def post_many(self, path: str, bodies: Sequence[Json | bytes], **headers: str) -> list[httpx.Response]:
+    async def get(self, path: str, *, gateway: int = 0) -> Json:
+        answer = await self._clients[gateway % len(self._clients)].get(path)
+        answer.raise_for_status()
+        return dict(answer.json())
+
+    async def post_many(self, path: str, bodies: Sequence[Body], **headers: str) -> list[httpx.Response]:
         """All at once, spread over the gateways; answers in order."""
         sends = [self.post(path, body, gateway=n, **headers) for n, body in enumerate(bodies)]
         return list(await asyncio.gather(*sends))
@@ -82,9 +95,15 @@ def _tensor(datum: wire.Datum, name: str, values: np.ndarray[Any, Any], dtype: i
     tensor.shape.append(len(values))
 
 
+def batch_zstd(body: bytes) -> Zstd:
+    """The same command compressed, as the SDK sends large ones."""
+    return Zstd(zstandard.ZstdCompressor().compress(body))
+
+
 def batch_json(body: bytes) -> Json:
-    """The same command as JSON."""
+    """The same command as JSON, which tells forward from forward_backward by its route alone."""
     request = wire.ForwardBackwardRequest.FromString(body)
+    assert not request.forward_only
     data = [
         {
             "model_input": {

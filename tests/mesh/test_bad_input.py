@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tinkermesh.wire.v1 import wire_pb2 as wire
 
-from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.journal import datum_counts
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import WireClient, batch
+from tests.mesh.main_path import created
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 ADAM = {"learning_rate": 1e-3}
@@ -26,14 +26,7 @@ async def client(mesh: MeshProcesses) -> AsyncIterator[WireClient]:
 
 @pytest.fixture
 async def model(client: WireClient) -> str:
-    body = {
-        "session_id": await client.session(),
-        "model_seq_id": 0,
-        "base_model": BASE_MODEL,
-        "lora_config": {"rank": 4, "seed": 1},
-    }
-    made = await client.post("/create_model", body)
-    return str((await client.future(made.json()["request_id"]))["model_id"])
+    return await created(client, await client.session())
 
 
 def spoiled(model: str, seq_id: int, how: str) -> bytes:

@@ -14,7 +14,8 @@ from tests.doubles.fake_trainer import POOL
 from tests.doubles.grpcurl import Documented, documented, run
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import WireClient, batch
-from tests.mesh.busy import Busy, created
+from tests.mesh.busy import Busy, submitted
+from tests.mesh.main_path import created
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 
@@ -131,7 +132,7 @@ async def test_drain_keeps_work_waiting_and_resume_runs_it(busy: Busy) -> None:
     busy.release("trainer")
     client = WireClient([busy.mesh.base_url], busy.mesh.api_key)
     await client.future(busy.running)
-    later = await busy.post(client, "/forward_backward", batch(f"{busy.session}:train:0", 3, seed=2))
+    later = await submitted(client, "/forward_backward", batch(f"{busy.session}:train:0", 3, seed=2))
     answer = await client.post("/retrieve_future", {"request_id": later})
     assert answer.status_code == 408
     assert answer.json()["queue_state"] == "paused_capacity"
@@ -152,7 +153,7 @@ def test_an_unknown_trainer_is_not_drained(busy: Busy) -> None:
 async def test_finished_work_leaves_queues_and_slots(busy: Busy) -> None:
     client = WireClient([busy.mesh.base_url], busy.mesh.api_key)
     model = await created(client, await client.session(), 0)
-    unloaded = await busy.post(client, "/unload_model", {"model_id": model})
+    unloaded = await submitted(client, "/unload_model", {"model_id": model})
     await client.future(unloaded)
     await client.close()
     for method in ("ListQueues", "ListSlots"):

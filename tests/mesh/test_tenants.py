@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.doubles.admin import list_pools
-from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import WireClient, batch
+from tests.mesh.main_path import created
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 OTHER_KEY = "tml-other-tenant"
@@ -27,10 +27,7 @@ async def tenants(mesh: MeshProcesses) -> AsyncIterator[tuple[WireClient, WireCl
 
 async def new_model(client: WireClient) -> tuple[str, str]:
     session = await client.session()
-    lora = {"rank": 4, "seed": 2}
-    body = {"session_id": session, "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": lora}
-    made = await client.post("/create_model", body)
-    return session, str((await client.future(made.json()["request_id"]))["model_id"])
+    return session, await created(client, session)
 
 
 async def test_datums_of_two_tenants_share_a_pass_PACK_02(

@@ -9,7 +9,8 @@ import pytest
 from redis.asyncio import Redis
 
 from services.common.keyring import load_pepper
-from tests.contract.scheduler.front.mesh import FrontMesh, Replica, eventually
+from tests.contract.scheduler.front.mesh import FrontMesh, Replica
+from tests.doubles.eventually import eventually
 from tests.doubles.fake_sampler import FakeSampler
 from tests.doubles.fake_trainer import FakeTrainer
 from tests.doubles.valkey import ValkeyProcess

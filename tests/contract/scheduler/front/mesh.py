@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 import numpy as np
@@ -21,25 +19,11 @@ from services.common.grpc_channel import open_channel
 from services.common.keyring import load_pepper
 from services.scheduler.app import App
 from services.scheduler.settings import Settings
+from tests.doubles.eventually import SOON, eventually
 
-T = TypeVar("T")
 POOL = "double"
 BASE = "tinkermesh/double"
 ALICE, BOB = "tenant-alice", "tenant-bob"
-SOON = 10.0
-
-
-async def eventually(check: Callable[[], Awaitable[T] | T], seconds: float = SOON) -> T:
-    """The first true answer of `check`; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while True:
-        answer = check()
-        if isinstance(answer, Awaitable):
-            answer = await answer
-        if answer:
-            return answer  # type: ignore[return-value]
-        assert time.monotonic() < deadline, "did not happen in time"
-        await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -22,13 +22,13 @@ from tests.contract.scheduler.front.mesh import (
     Replica,
     command,
     create_request,
-    eventually,
     refused,
     result,
     sample_request,
     save_for_sampler,
     session,
 )
+from tests.doubles.eventually import eventually
 
 
 async def _model(replica: Replica, session_id: str, seq: int = 0) -> str:

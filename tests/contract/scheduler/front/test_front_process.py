@@ -20,7 +20,8 @@ from services.common.errors import Gone, InvalidInput, Unavailable, from_rpc_err
 from services.common.keyring import load_pepper
 from services.scheduler.startup_checks import check_redis
 from services.scheduler.store.connection import connect
-from tests.contract.scheduler.front.mesh import ALICE, Replica, eventually, refused, session
+from tests.contract.scheduler.front.mesh import ALICE, Replica, refused, session
+from tests.doubles.eventually import eventually
 from tests.doubles.valkey import ValkeyProcess
 
 START_SECONDS = 30.0

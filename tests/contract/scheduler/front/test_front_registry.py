@@ -13,7 +13,8 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 from services.common.errors import InvalidInput, UnknownId
 from services.scheduler.store import keys
 from tests.contract.scheduler.front.conftest import StartSampler
-from tests.contract.scheduler.front.mesh import FrontMesh, Replica, base_sampler, eventually, refused, session
+from tests.contract.scheduler.front.mesh import FrontMesh, Replica, base_sampler, refused, session
+from tests.doubles.eventually import eventually
 from tests.doubles.fake_sampler import sampler_facts
 from tests.doubles.fake_trainer import trainer_facts
 

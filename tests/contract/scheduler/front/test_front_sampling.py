@@ -18,12 +18,12 @@ from tests.contract.scheduler.front.mesh import (
     FrontMesh,
     Replica,
     base_sampler,
-    eventually,
     refused,
     result,
     sample_request,
     session,
 )
+from tests.doubles.eventually import eventually
 
 
 async def test_sample_is_answered_with_its_announced_sequences(replica: Replica, start_sampler: StartSampler) -> None:

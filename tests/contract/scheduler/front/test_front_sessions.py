@@ -8,7 +8,7 @@ import uuid
 from redis.asyncio import Redis
 from tinkermesh.v1 import scheduler_pb2 as pb
 
-from services.common.errors import Forbidden, Gone, UnknownId
+from services.common.errors import Forbidden, Gone, KeyConflict, UnknownId
 from services.scheduler.store import keys
 from tests.contract.scheduler.front.mesh import (
     ALICE,
@@ -17,12 +17,12 @@ from tests.contract.scheduler.front.mesh import (
     FrontMesh,
     Replica,
     base_sampler,
-    eventually,
     refused,
     result,
     sample_request,
     session,
 )
+from tests.doubles.eventually import eventually
 
 
 async def test_create_session_five_times_over_two_replicas_makes_one_ADD_04(mesh: FrontMesh) -> None:
@@ -31,6 +31,26 @@ async def test_create_session_five_times_over_two_replicas_makes_one_ADD_04(mesh
     assert len(set(made)) == 1
     assert await session(replicas[0], key="stainless-2") != made[0]
     assert await session(replicas[0], tenant=BOB, key="stainless-1") != made[0]
+
+
+async def test_used_key_with_another_payload_is_refused_ADD_04(replica: Replica, redis_client: Redis) -> None:
+    """And concurrent first uses with two payloads make one session, of one of them."""
+    request = pb.CreateSessionRequest(tenant_id=ALICE, idempotency_key="k", sdk_version="0.38.0", tags=["a"])
+    session_id = (await replica.scheduler.CreateSession(request)).session_id
+    before = await redis_client.hgetall(keys.session(session_id))
+    for field, value in (("sdk_version", "0.26.2"), ("user_metadata_json", "{}"), ("display_name", "x")):
+        changed = pb.CreateSessionRequest()
+        changed.CopyFrom(request)
+        setattr(changed, field, value)
+        async with refused(KeyConflict, field.removeprefix("user_").removesuffix("_json")):
+            await replica.scheduler.CreateSession(changed)
+    del request.tags[:]
+    async with refused(KeyConflict, "tags"):
+        await replica.scheduler.CreateSession(request)
+    assert await redis_client.hgetall(keys.session(session_id)) == before
+    rivals = [pb.CreateSessionRequest(tenant_id=ALICE, idempotency_key="k2", sdk_version=v) for v in ("1", "2")]
+    made = await asyncio.gather(*map(replica.scheduler.CreateSession, rivals), return_exceptions=True)
+    assert sorted(isinstance(one, pb.CreateSessionReply) for one in made) == [False, True]
 
 
 async def test_heartbeat_of_an_unknown_session_is_gone_LEASE_04(replica: Replica) -> None:
@@ -92,14 +112,18 @@ async def test_no_lease_runs_down_while_nobody_could_beat_LEASE_06(mesh: FrontMe
     await replica.scheduler.Heartbeat(pb.HeartbeatRequest(tenant_id=ALICE, session_id=session_id))
 
 
-async def test_finished_session_admits_nothing_new_but_settles_what_it_took(replica: Replica) -> None:
+async def test_finished_session_admits_nothing_new_but_settles_what_it_took(
+    replica: Replica, redis_client: Redis
+) -> None:
     await _any_pool(replica)
     session_id = await session(replica)
     sampler = await base_sampler(replica, session_id)
     accepted = await replica.scheduler.Submit(sample_request(sampler, 0))
     finish = pb.FinishSessionRequest(tenant_id=ALICE, session_id=session_id, reason="success")
-    for _ in range(2):
+    for reason in ("success", "success", "errored"):  # the first outcome stays
+        finish.reason = reason
         await replica.scheduler.FinishSession(finish)
+    assert await redis_client.hget(keys.session(session_id), "end_reason") == b"success"
     async with refused(UnknownId, "finished"):
         await replica.scheduler.Submit(sample_request(sampler, 1))
     async with refused(UnknownId, "finished"):

@@ -18,7 +18,6 @@ from tests.contract.scheduler.front.mesh import (
     FrontMesh,
     Replica,
     base_sampler,
-    eventually,
     refused,
     sample_request,
     session,
@@ -26,6 +25,7 @@ from tests.contract.scheduler.front.mesh import (
     whole,
 )
 from tests.contract.scheduler.front.test_front_sessions import _any_pool
+from tests.doubles.eventually import eventually
 
 FEW = 60  # what a replica reads by itself in a second or two; far below the 1,000 waits
 
