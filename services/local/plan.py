@@ -65,6 +65,7 @@ def scheduler(settings: LocalSettings, addresses: Addresses, number: int) -> Chi
             key_file=settings.key_file,
             pepper_file=settings.pepper_file,
             port_file=_port_file(settings, name),
+            samplers=settings.sampler,
         ),
     )
 

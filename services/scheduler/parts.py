@@ -23,6 +23,7 @@ from services.scheduler.sampling.cancel import Cancellation
 from services.scheduler.sampling.dispatcher import SampleDispatcher
 from services.scheduler.sampling.fleet import Fleet
 from services.scheduler.sampling.limits import SamplingLimits
+from services.scheduler.sampling.presence import SamplerPresence
 from services.scheduler.sampling.sessions import SamplingSessions
 from services.scheduler.sampling.snapshots import Snapshots
 from services.scheduler.server import Scheduler
@@ -139,12 +140,16 @@ class Assembly:
         return Fleet(self.directory, load_seconds=self._settings.adapter_load_seconds)
 
     @cached_property
+    def presence(self) -> SamplerPresence:
+        return SamplerPresence(self.directory, expected=self._settings.samplers)
+
+    @cached_property
     def results(self) -> Results:
         return Results(self.reader)
 
     @cached_property
     def sampling_sessions(self) -> SamplingSessions:
-        return SamplingSessions(self.sampling_store, self.session_store, self.artifacts, self.directory)
+        return SamplingSessions(self.sampling_store, self.session_store, self.artifacts, self.directory, self.presence)
 
     @cached_property
     def cancellation(self) -> Cancellation:
@@ -195,7 +200,7 @@ class Assembly:
     def intake(self) -> Intake:
         return Intake(
             training=self.training.admission,
-            samples=SampleAdmission(self.sampling_store, self.limits),
+            samples=SampleAdmission(self.sampling_store, self.presence, self.limits),
             pools=Pools(self.directory),
             artifacts=self.artifacts,
             session_directory=self.session_directory,

@@ -27,6 +27,7 @@ class Settings(ServiceSettings, frozen=True):
     gap_timeout_seconds: float = 900.0
     retention_seconds: float = 86_400.0
     fair: bool = True
+    samplers: bool = True  # false: this mesh runs none, so samples are refused instead of waiting for one
     sample_seconds: float = 600.0
     sampler_wait_seconds: float = 300.0
     adapter_load_seconds: float = 120.0

@@ -8,6 +8,7 @@ from services.common.errors import InvalidInput
 from services.common.ids import key_hash, parse_sampling_session_id
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.outcome import user_failure
+from services.scheduler.sampling.presence import SamplerPresence
 from services.scheduler.store.sampling import SampleToAdmit, SamplingStore
 
 MAX_SEQUENCES = 1_024
@@ -17,22 +18,25 @@ MAX_SEQUENCES = 1_024
 class SampleAdmission:
     """Implements ports.Admission for sample keys."""
 
-    def __init__(self, store: SamplingStore, limits: SamplingLimits) -> None:
+    def __init__(self, store: SamplingStore, presence: SamplerPresence, limits: SamplingLimits) -> None:
         self._store = store
+        self._presence = presence
         self._limits = limits
 
     async def submit(self, request: pb.SubmitRequest, payload: bytes, traceparent: str) -> pb.SubmitReply:
         """Raises UnknownId, Forbidden, KeyConflict, Busy, InvalidInput, Unavailable."""
         key = request.sample
         pool = parse_sampling_session_id(key.sampling_session_id).pool
-        sample = _to_admit(request, payload, traceparent)
+        failed = request.command.rejected or await self._presence.absence(pool)
+        sample = _to_admit(request, payload, traceparent, failed)
         request_id, sequence_ids = await self._store.admit(
             pool, sample, self._limits.open_per_tenant, self._limits.retention_ms
         )
         return pb.SubmitReply(request_id=request_id, sample_sequence_ids=sequence_ids)
 
 
-def _to_admit(request: pb.SubmitRequest, payload: bytes, traceparent: str) -> SampleToAdmit:
+def _to_admit(request: pb.SubmitRequest, payload: bytes, traceparent: str, failed: str) -> SampleToAdmit:
+    """`failed`: why it fails at once, "" when it does not."""
     command, key = request.command, request.sample
     if payload:
         raise InvalidInput("payload: a sample carries none")
@@ -51,7 +55,7 @@ def _to_admit(request: pb.SubmitRequest, payload: bytes, traceparent: str) -> Sa
         sequence_ids=" ".join(sequence_ids(key, command.sample.num_samples)),
         command=command.SerializeToString(),
         traceparent=traceparent,
-        failed_result=user_failure(command.rejected).SerializeToString() if command.rejected else b"",
+        failed_result=user_failure(failed).SerializeToString() if failed else b"",
     )
 
 

@@ -11,6 +11,7 @@ from services.common.tinker_path import SAMPLER_WEIGHTS, WEIGHTS, parse_tinker_p
 from services.scheduler.pools import Pools, same_base_model
 from services.scheduler.ports import ArtifactReader, TrainerDirectory
 from services.scheduler.sampling.adapters import adapter_ref
+from services.scheduler.sampling.presence import SamplerPresence
 from services.scheduler.store.sampling import SamplingSession, SamplingStore
 from services.scheduler.store.sessions import SessionStore
 
@@ -22,11 +23,13 @@ class SamplingSessions:
         sessions: SessionStore,
         artifacts: ArtifactReader,
         directory: TrainerDirectory,
+        presence: SamplerPresence,
     ) -> None:
         self._store = store
         self._sessions = sessions
         self._artifacts = artifacts
         self._directory = directory
+        self._presence = presence
         self._pools = Pools(directory)
 
     async def create(self, request: pb.CreateSamplingSessionRequest) -> str:
@@ -39,6 +42,7 @@ class SamplingSessions:
         if held is not None:
             return await self._repeated(request, held)
         pool, session = await self._resolve(request)
+        await self._presence.check(pool, "model_path" if request.model_path else "base_model")
         return await self.bind(pool, session, request.sampling_session_seq_id)
 
     async def get(self, sampling_session_id: str, tenant_id: str) -> tuple[SamplingSession, types.PoolFacts]:

@@ -9,10 +9,12 @@ import pytest
 
 from services.common.errors import InvalidInput
 from services.common.keyring import Keyring, load_pepper
+from services.common.settings import from_environment
 from services.local import addresses, state
 from services.local.plan import plan
 from services.local.settings import LocalSettings
 from services.local.spec import ChildSpec, Stage, StopRank
+from services.scheduler.settings import Settings as SchedulerSettings
 
 
 def settings(tmp_path: Path, **options: object) -> LocalSettings:
@@ -82,8 +84,11 @@ def test_redis_acknowledges_only_what_is_on_disk_and_evicts_nothing(tmp_path: Pa
     assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
 
 
-def test_no_sampler_leaves_it_out(tmp_path: Path) -> None:
-    assert "sampler" not in planned(tmp_path, sampler=False)
+def test_no_sampler_leaves_it_out_and_the_schedulers_know(tmp_path: Path) -> None:
+    specs = planned(tmp_path, sampler=False)
+    assert "sampler" not in specs
+    variables = [specs["scheduler-0"].environment, planned(tmp_path)["scheduler-0"].environment]
+    assert [from_environment(SchedulerSettings, "scheduler", found).samplers for found in variables] == [False, True]
 
 
 def test_taken_port_is_refused_naming_the_option(tmp_path: Path) -> None:
