@@ -9,14 +9,14 @@ import grpc
 from services.common.grpc_server import MAX_MESSAGE_BYTES
 from services.common.telemetry import client_interceptors
 
-# Only UNAVAILABLE before the server saw the call is retried here; everything above that is
-# the caller's decision, since a command may have taken effect.
+# gRPC itself repeats only what no server has seen; everything else is the caller's decision, since
+# a command may have taken effect.
 _SERVICE_CONFIG = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 
 CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),

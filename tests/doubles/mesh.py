@@ -10,6 +10,7 @@ child is started again by the supervisor, as in local mode.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -153,12 +154,12 @@ class RunningMesh:
     def names(self, prefix: str) -> list[str]:
         return [c.spec.name for c in self.mesh.supervisor.children if c.spec.name.startswith(prefix)]
 
-    def kill(self, name: str) -> None:
-        """SIGKILL; the supervisor starts it again after a short pause."""
-        self._call(self._kill(name))
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """After SIGKILL the supervisor starts it again after a short pause."""
+        self._call(self._kill(name, number))
 
-    async def _kill(self, name: str) -> None:
-        self.mesh.supervisor.child(name).kill()
+    async def _kill(self, name: str, number: signal.Signals) -> None:
+        self.mesh.supervisor.child(name).kill(number)
 
     def wait_restarted(self, name: str, restarts: int, seconds: float = 30.0) -> None:
         """Until `name` is ready again after its `restarts`-th restart."""

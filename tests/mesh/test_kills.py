@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from tests.doubles.mesh import MeshProcesses
 from tests.doubles.published import read_state
 from tests.doubles.scenario import start_scenario
 from tests.doubles.scenario_checks import check_scenario
+from tests.doubles.wire_client import WireClient
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(280)]
 ROUNDS = 10
@@ -105,3 +108,28 @@ def test_dropped_replies_do_not_repeat_units_IDEM_14(replicated: MeshProcesses, 
     steps = Counter(r for e in replicated.journal() if e["kind"] == "optim" for r in e["requests"])
     assert set(steps.values()) == {1}
     assert set(datum_counts(replicated.journal()).values()) == {1}
+
+
+def test_a_scheduler_that_hangs_holds_no_call_for_long_MESH_02(mesh: MeshProcesses) -> None:
+    """A stopped process keeps its connections: only silence tells."""
+    led = wait_leader(mesh)
+    hanging = next(name for name in mesh.names("scheduler") if name != led)
+    asyncio.run(four_sessions(mesh))
+    mesh.kill(hanging, signal.SIGSTOP)
+    try:
+        slowest = asyncio.run(four_sessions(mesh))
+    finally:
+        mesh.kill(hanging, signal.SIGCONT)
+    assert 1.0 < slowest < 8.0, slowest  # it was met, and not waited for until the call's deadline
+
+
+async def four_sessions(mesh: MeshProcesses) -> float:
+    """Seconds of the slowest; one gateway goes round the schedulers."""
+    client = WireClient([mesh.base_url], mesh.api_key)
+    seconds = []
+    for _ in range(4):
+        began = time.monotonic()
+        await client.session()
+        seconds.append(time.monotonic() - began)
+    await client.close()
+    return max(seconds)

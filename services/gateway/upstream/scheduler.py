@@ -36,7 +36,9 @@ class SchedulerClient:
         )
 
     async def create_session(self, request: pb.CreateSessionRequest) -> pb.CreateSessionReply:
-        return cast("pb.CreateSessionReply", await self._unary(self._stub.CreateSession, request))
+        """Without a key of the client's a second attempt would make a second session."""
+        hedged = request.idempotency_key != ""
+        return cast("pb.CreateSessionReply", await self._unary(self._stub.CreateSession, request, hedged=hedged))
 
     async def heartbeat(self, tenant: str, session_id: str) -> None:
         await self._unary(self._stub.Heartbeat, pb.HeartbeatRequest(tenant_id=tenant, session_id=session_id))
@@ -68,7 +70,8 @@ class SchedulerClient:
         request = pb.DeleteCheckpointRequest(
             tenant_id=tenant, training_run_id=training_run_id, checkpoint_id=checkpoint_id
         )
-        await self._unary(self._stub.DeleteCheckpoint, request)
+        # Not hedged: a second attempt beside the first may find the checkpoint gone already.
+        await self._unary(self._stub.DeleteCheckpoint, request, hedged=False)
 
     async def list_pools(self) -> list[pb.PoolSummary]:
         return list((await self._unary(self._stub.ListPools, pb.ListPoolsRequest())).pools)
@@ -92,8 +95,8 @@ class SchedulerClient:
         """One Watch stream; ends or raises AioRpcError when its replica goes away."""
         return cast("AsyncIterator[pb.WatchEvent]", self._stub.Watch(requests, wait_for_ready=True))
 
-    async def _unary(self, method: Any, request: Any) -> Any:
-        return await self._retry.call(lambda timeout: method(request, timeout=timeout))
+    async def _unary(self, method: Any, request: Any, *, hedged: bool = True) -> Any:
+        return await self._retry.call(lambda timeout: method(request, timeout=timeout), hedged=hedged)
 
 
 async def _collect(call: AsyncIterator[pb.ResultFrame]) -> bytes:
