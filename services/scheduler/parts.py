@@ -37,6 +37,7 @@ from services.scheduler.store.overview import Overview
 from services.scheduler.store.registry import RegistryStore
 from services.scheduler.store.requests import RequestReader
 from services.scheduler.store.sampling import SamplingStore
+from services.scheduler.store.sequences import SequenceStore
 from services.scheduler.store.sessions import SessionStore
 from services.scheduler.sweeper import ResultSweeper, Sweeper
 from services.scheduler.training_runs import TrainingRuns
@@ -113,7 +114,11 @@ class Assembly:
 
     @cached_property
     def sampling_store(self) -> SamplingStore:
-        return SamplingStore(self._redis, self._functions)
+        return SamplingStore(self._redis, self._functions, self.sequences)
+
+    @cached_property
+    def sequences(self) -> SequenceStore:
+        return SequenceStore(self._redis, _ms(self._settings.record_seconds))
 
     @cached_property
     def reader(self) -> RequestReader:
@@ -183,6 +188,7 @@ class Assembly:
             sessions=self.session_directory,
             snapshots=Snapshots(self.sampling_sessions, self.directory, self.fleet),
             artifacts=self.artifacts,
+            sequences=self.sequences,
             notices=self._notices,
             store_root=self.store_root,
             pepper=self.pepper,

@@ -26,6 +26,7 @@ class Settings(ServiceSettings, frozen=True):
     grace_seconds: float = 60.0
     gap_timeout_seconds: float = 900.0
     retention_seconds: float = 86_400.0
+    record_seconds: float = 86_400.0  # how long a recorded sequence lives after its last use
     fair: bool = True
     samplers: bool = True  # false: this mesh runs none, so samples are refused instead of waiting for one
     sample_seconds: float = 600.0

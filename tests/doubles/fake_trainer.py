@@ -29,7 +29,7 @@ from tests.doubles.unit_runner import Slot, UnitRunner
 
 POOL = "double"
 BASE_MODEL = "tinkermesh/double"
-LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
+LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 SERVICE = pb.DESCRIPTOR.services_by_name["Trainer"].full_name
 
 

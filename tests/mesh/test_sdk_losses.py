@@ -104,6 +104,93 @@ def test_torch_matrices_are_sent_as_the_cookbook_sends_them_API_11(training: Any
     assert list(output.loss_fn_outputs[0]["logprobs"].shape) == [LENGTH, WIDTH]
 
 
+# ---- losses over whole sequences ----------------------------------------------------------------
+
+PROMPT = types.ModelInput.from_ints([5, 6, 7])
+
+
+def recorded(training: Any, count: int, **options: Any) -> list[Any]:
+    """Samples of the model as it is, from a client that records."""
+    sampler = training.save_weights_and_get_sampling_client(record_stability_info=True)
+    sampler = sampler.result() if hasattr(sampler, "result") else sampler
+    parameters = types.SamplingParams(max_tokens=6, stop=[], **options)
+    return list(sampler.sample(PROMPT, count, parameters).result().sequences)
+
+
+def reinforced(sequence: Any, advantage: float) -> types.Datum:
+    """As the cookbook makes it: the prompt's targets are 0, its logprobs and advantages too."""
+    pad, tokens = [0] * (PROMPT.length - 1), list(sequence.tokens)
+    one = types.Datum(
+        model_input=PROMPT.append(types.EncodedTextChunk(tokens=tokens[:-1])),
+        loss_fn_inputs={
+            "target_tokens": np.array(pad + tokens, np.int64),
+            "logprobs": np.array([0.0 for _ in pad] + list(sequence.logprobs), np.float32),
+            "advantages": np.array([0.0 for _ in pad] + [advantage] * len(tokens), np.float32),
+        },
+    )
+    name = sequence.sequence_id
+    return one.with_provenance(
+        model_input=[
+            types.PromptProvenanceSpan(sequence_id=name, length=PROMPT.length),
+            types.SampledProvenanceSpan(sequence_id=name, length=len(tokens) - 1),
+        ],
+        loss_fn_inputs=[
+            types.PromptProvenanceSpan(sequence_id=name, offset=1, length=PROMPT.length - 1),
+            types.SampledProvenanceSpan(sequence_id=name, length=len(tokens)),
+        ],
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_stable_reinforce_runs_as_the_cookbook_runs_it_API_11(training: Any, temperature: float) -> None:
+    data = [
+        reinforced(one, a) for one, a in zip(recorded(training, 2, temperature=temperature), (1.0, -1.0), strict=True)
+    ]
+    training.optim_step(types.AdamParams(learning_rate=1e-3)).result()  # what other tests left open
+    output = training.forward_backward(data, "stable_reinforce").result()
+    step = training.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+    assert output.metrics["tinkermesh/truncated-is+k2:sum"] == output.metrics["loss:sum"]
+    assert all(name.count(":") == 1 for name in output.metrics)
+    assert [len(one["logprobs"].data) for one in output.loss_fn_outputs] == [8, 8]
+    assert step.metrics["window_datums"] == 2
+    looked = training.forward(data, "stable_reinforce", {"kl_coeff": 0.0}).result()
+    assert len(looked.loss_fn_outputs) == 2
+
+
+def test_stable_reinforce_refuses_what_it_cannot_know(training: Any, service: tinker.ServiceClient) -> None:
+    (sequence,) = recorded(training, 1)
+    good = reinforced(sequence, 1.0)
+    bare = types.Datum(model_input=good.model_input, loss_fn_inputs=good.loss_fn_inputs)
+    base = service.create_sampling_client(base_model=BASE_MODEL)
+    base = base.result() if hasattr(base, "result") else base
+    parameters = types.SamplingParams(max_tokens=6, stop=[])
+    (plain,) = base.sample(PROMPT, 1, parameters).result().sequences
+    refused = {
+        "datum 1: stable_reinforce needs provenance": [good, bare],
+        "was not recorded: sample it with record_stability_info=true": [reinforced(plain, 1.0)],
+    }
+    for text, data in refused.items():
+        with pytest.raises(tinker.RequestFailedError, match=text):
+            training.forward_backward(data, "stable_reinforce").result()
+    step = training.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+    assert step.metrics["window_rejected_requests"] == 2
+    assert training.forward(data=[good], loss_fn="stable_reinforce").result().metrics["loss:sum"] != 0
+    # The same data trains with any other loss, provenance or not.
+    training.forward_backward([good, bare], "importance_sampling").result()
+
+
+def test_gspo_runs_as_the_cookbook_runs_it(training: Any) -> None:
+    good = reinforced(recorded(training, 1)[0], 1.0)
+    mask = (np.arange(8) >= 2).astype(np.float32)
+    data = [
+        types.Datum(model_input=good.model_input, loss_fn_inputs={**good.loss_fn_inputs, "sequence_ratio_mask": mask})
+    ]
+    output = training.forward_backward(data, "gspo").result()
+    assert len(output.loss_fn_outputs[0]["logprobs"].data) == 8
+    with pytest.raises(tinker.RequestFailedError, match="missing: sequence_ratio_mask"):
+        training.forward_backward([good], "gspo").result()
+
+
 def test_what_is_not_supported_is_a_user_failure_that_names_it_API_11(training: Any) -> None:
     tokens, targets, weights = top_k(3)
     ppo = datum(tokens, target_tokens=targets, logprobs=-weights, advantages=weights)

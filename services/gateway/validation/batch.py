@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common import stable_reinforce
 from services.common.errors import InvalidInput
 from services.gateway.settings import Limits
 from services.gateway.validation.columns import Columns
@@ -22,6 +23,7 @@ from services.gateway.validation.losses import (
     loss_config,
     rule_for,
 )
+from services.gateway.validation.provenance import provenance
 from services.gateway.wire.batch import RawBatch, RawDatum
 from services.gateway.wire.tensors import Tensor
 
@@ -54,6 +56,10 @@ def canonicalise(batch: RawBatch, facts: types.PoolFacts, limits: Limits) -> Can
         lengths=columns.lengths, widths=columns.widths, fields=rule.fields, columns=_columns(batch.datums)
     )
     body = types.BatchBody(backward=batch.backward, loss=loss, table=table)
+    if batch.loss.name == stable_reinforce.NAME:
+        body.provenance.extend(provenance(batch.datums, batch.loss.name))
+    if batch.loss.name == "gspo":
+        _check_ratio_masks(batch.datums)
     return CanonicalBatch(body, columns.blocks(parts), dropped)
 
 
@@ -123,7 +129,7 @@ def _check_name(index: int, name: str, rule: LossRule, dropped: dict[str, int]) 
     if name not in TYPED_INPUTS:
         accepted = ", ".join((TARGETS, *rule.fields))
         raise InvalidInput(f"datum {index}: unknown loss input {name[:80]!r}; this loss reads {accepted}")
-    if name != TARGETS and name not in rule.fields:
+    if name not in rule.names and name not in rule.unread:
         dropped[name] = dropped.get(name, 0) + 1
 
 
@@ -133,6 +139,15 @@ def _check_targets(index: int, datum: RawDatum, targets: Tensor) -> None:
     if targets.length != datum.length:
         counts = f"{targets.length} target_tokens for {datum.length} model_input tokens"
         raise InvalidInput(f"datum {index}: {counts}; as many are needed")
+
+
+def _check_ratio_masks(datums: Sequence[RawDatum]) -> None:
+    for index, datum in enumerate(datums):
+        if datum.inputs["advantages"].values.any() and not datum.inputs["sequence_ratio_mask"].values.any():
+            raise InvalidInput(
+                f"datum {index}: sequence_ratio_mask is 0 everywhere, so the sequence has no ratio; "
+                "set it to 1 on the sampled tokens"
+            )
 
 
 def _check_width(index: int, datum: RawDatum, loss_fn: str, targets: Tensor, widest: int) -> None:

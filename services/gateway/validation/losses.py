@@ -9,6 +9,7 @@ from functools import cached_property
 
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common import stable_reinforce
 from services.common.errors import InvalidInput
 from services.gateway.wire.batch import RawLoss
 
@@ -22,13 +23,15 @@ PER_TOKEN_THRESHOLDS = frozenset({"clip_low_threshold", "clip_high_threshold"})
 class LossRule:
     """fields: float32 vectors beside the targets, in payload order; config: accepted keys with defaults.
 
-    `matrix`: takes several targets per position, (N, K).
+    `matrix`: takes several targets per position, (N, K). `unread`: inputs that belong to the loss by
+    the protocol, though this mesh has their values from elsewhere: neither needed nor warned about.
     """
 
     fields: tuple[str, ...]
     config: dict[str, float] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()  # fields that are ones when absent
     matrix: bool = False
+    unread: frozenset[str] = frozenset()
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -43,6 +46,8 @@ RULES: dict[str, LossRule] = {
     "ppo": LossRule(_RL, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
     "cispo": LossRule(_RL, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
     "dro": LossRule(_RL, {"beta": 0.05}),
+    "gspo": LossRule((*_RL, "sequence_ratio_mask"), {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
+    stable_reinforce.NAME: LossRule(stable_reinforce.GIVEN, {"kl_coeff": 0.05}, unread=frozenset({"logprobs"})),
 }
 
 
@@ -86,5 +91,6 @@ def _check_ranges(config: dict[str, float]) -> None:
     low, high = config.get("clip_low_threshold"), config.get("clip_high_threshold")
     if low is not None and high is not None and low > high:
         raise InvalidInput(f"loss_fn_config: clip_low_threshold {low:g} is above clip_high_threshold {high:g}")
-    if config.get("beta", 0.0) < 0.0:
-        raise InvalidInput(f"loss_fn_config: beta must be >= 0, not {config['beta']:g}")
+    for key in ("beta", "kl_coeff"):
+        if config.get(key, 0.0) < 0.0:
+            raise InvalidInput(f"loss_fn_config: {key} must be >= 0, not {config[key]:g}")

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.gateway.settings import Limits
+from services.gateway.wire.provenance import Provenance
 from services.gateway.wire.tensors import Room, Tensor
 
 
 class RawDatum(NamedTuple):
-    """tokens: int32 little-endian bytes of all text chunks, in order."""
+    """tokens: int32 little-endian bytes of all text chunks, in order; provenance: where a loss reads it."""
 
     tokens: bytes
     inputs: dict[str, Tensor]
+    provenance: Provenance | None = None
 
     @property
     def length(self) -> int:

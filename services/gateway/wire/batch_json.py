@@ -10,6 +10,7 @@ from services.gateway.wire import bodies
 from services.gateway.wire.batch import RawBatch, RawDatum, RawLoss, sparse_room
 from services.gateway.wire.json_body import check_parts
 from services.gateway.wire.json_body import decode as decode_json
+from services.gateway.wire.provenance import Provenance, of_json
 from services.gateway.wire.tensors import (
     Room,
     SparseBound,
@@ -47,7 +48,14 @@ def _datum(index: int, datum: bodies.Datum, limits: Limits, room: Room) -> RawDa
         )
     bound = SparseBound(len(tokens) // 4, limits.max_targets_per_position, room)
     inputs = {name: _tensor(index, name, tensor, bound) for name, tensor in datum.loss_fn_inputs.items()}
-    return RawDatum(tokens, inputs)
+    return RawDatum(tokens, inputs, _provenance(index, datum))
+
+
+def _provenance(index: int, datum: bodies.Datum) -> Provenance | None:
+    try:
+        return of_json(datum)
+    except InvalidInput as error:
+        raise InvalidInput(f"datum {index}: {error.message}") from error
 
 
 def tokens_of(model_input: bodies.ModelInput) -> bytes:

@@ -8,10 +8,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tinkermesh.wire.v1 import wire_pb2 as wire
 
+from services.common import stable_reinforce
 from services.common.errors import InvalidInput, TinkermeshError
 from services.gateway.settings import Limits
 from services.gateway.wire.batch import RawBatch, RawDatum, RawLoss, sparse_room
 from services.gateway.wire.protobuf_shape import bounded
+from services.gateway.wire.provenance import of_protobuf
 from services.gateway.wire.tensors import (
     DTYPES,
     ITEM_BYTES,
@@ -48,6 +50,8 @@ def decode(request: wire.ForwardBackwardRequest, limits: Limits) -> RawBatch:
     loss = RawLoss(request.loss_fn, _loss_config(request))
     room = sparse_room(limits)
     datums = [_datum(index, datum, limits, room) for index, datum in enumerate(request.data)]
+    if loss.name == stable_reinforce.NAME:
+        datums = [_with_provenance(index, *pair) for index, pair in enumerate(zip(datums, request.data, strict=True))]
     return RawBatch(not request.forward_only, loss, datums)
 
 
@@ -76,6 +80,13 @@ def _datum(index: int, datum: wire.Datum, limits: Limits, room: Room) -> RawDatu
         )
     bound = SparseBound(len(tokens) // 4, limits.max_targets_per_position, room)
     return RawDatum(tokens, {name: _tensor(index, name, one, bound) for name, one in datum.loss_fn_inputs.items()})
+
+
+def _with_provenance(index: int, raw: RawDatum, datum: wire.Datum) -> RawDatum:
+    try:
+        return raw._replace(provenance=of_protobuf(datum))
+    except InvalidInput as error:
+        raise InvalidInput(f"datum {index}: {error.message}") from error
 
 
 def _joined_tokens(index: int, chunks: Iterable[wire.Chunk]) -> bytes:

@@ -167,9 +167,24 @@ class SampleCount(Body):
     num_samples: Raw = Raw(b"1")
 
 
+class ProvenanceRun(Body):
+    sequence_id: str
+    offset: int = 0
+    length: int = 0
+
+
+class ProvenanceSpan(Body):
+    """Exactly one of the two."""
+
+    prompt_tokens: ProvenanceRun | None = None
+    sampled_tokens: ProvenanceRun | None = None
+
+
 class Datum(Body):
     model_input: ModelInput
     loss_fn_inputs: dict[str, TensorData]
+    model_input_spans: list[ProvenanceSpan] | None = None
+    loss_fn_input_spans: list[ProvenanceSpan] | None = None
 
 
 class LossInput(Body):

@@ -12,9 +12,11 @@ from services.common.ids import ModelId, key_hash, parse_model_id
 from services.scheduler.core.packing import datum_cost
 from services.scheduler.core.view import Op
 from services.scheduler.dispatch.commands import check_payload, op_of, pack_key, rejection
+from services.scheduler.dispatch.recorded import reads_records, with_records
 from services.scheduler.ports import ArtifactReader, ModelDirectory, TrainerDirectory
 from services.scheduler.store.commands import CommandCache, StoredCommand
 from services.scheduler.store.payloads import PayloadStore
+from services.scheduler.store.sequences import SequenceStore
 from services.scheduler.store.training import Admitted, NewModel, Submission, TrainingStore
 
 MAX_SEQ_ID = 2**63 - 1
@@ -31,6 +33,7 @@ class TrainingAdmission:
         trainers: TrainerDirectory,
         artifacts: ArtifactReader,
         commands: CommandCache,
+        sequences: SequenceStore,
     ) -> None:
         self._store = store
         self._payloads = payloads
@@ -38,6 +41,7 @@ class TrainingAdmission:
         self._trainers = trainers
         self._artifacts = artifacts
         self._commands = commands
+        self._sequences = sequences
 
     async def submit(self, request: pb.SubmitRequest, payload: bytes, traceparent: str) -> pb.SubmitReply:
         """See ports.Admission. The pool of a create must have been claimed before."""
@@ -45,6 +49,8 @@ class TrainingAdmission:
         pool = await self._models.pool_of_model(model.session_id, model.model_seq_id)
         if pool is None:
             raise UnknownId(f"model_id {model} is not known; create the model first")
+        if reads_records(request.command):
+            payload = await self._with_records(pool, request, payload)
         submission = _submission(request, model, seq, len(payload), traceparent)
         if not submission.rejected:
             submission = replace(submission, payload=await self._payloads.prepare(pool, submission.key, payload))
@@ -52,6 +58,16 @@ class TrainingAdmission:
         if admitted.admitted_ms:
             self._commands.remember(pool, _stored(submission, admitted, payload))
         return pb.SubmitReply(request_id=admitted.request_id, model_id=str(model))
+
+    async def _with_records(self, pool: str, request: pb.SubmitRequest, payload: bytes) -> bytes:
+        """The payload with recorded vectors; a command whose sequences are not usable fails in its turn."""
+        try:
+            command, payload = await with_records(request.command, payload, pool, request.tenant_id, self._sequences)
+        except UserError as error:
+            request.command.rejected = error.message
+            return b""
+        request.command.CopyFrom(command)
+        return payload
 
     async def _admit(self, pool: str, request: pb.SubmitRequest, submission: Submission) -> Admitted:
         kind = request.WhichOneof("key")

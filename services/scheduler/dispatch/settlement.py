@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common import stable_reinforce
 from services.scheduler.core import failure
 from services.scheduler.core.failure import Reach
 from services.scheduler.core.outcomes import (
@@ -80,7 +81,7 @@ def _pass_settlements(prepared: Prepared, outcome: Outcome) -> list[Settlement]:
         return _violated(prepared, problem)
     split = list(_split(work, sizes, reports, outcome.payload))
     return [
-        _item_settlement(item, packed, reports, logprobs)
+        _item_settlement(item, packed, reports, logprobs, work.loss.loss_fn)
         for item, packed, (reports, logprobs) in zip(prepared.items, work.items, split, strict=True)
     ]
 
@@ -99,7 +100,7 @@ def _split(
 
 
 def _item_settlement(
-    item: UnitItem, packed: pb.PassItem, reports: Sequence[DatumReport], logprobs: bytes
+    item: UnitItem, packed: pb.PassItem, reports: Sequence[DatumReport], logprobs: bytes, loss_fn: str
 ) -> Settlement:
     for index, report in enumerate(reports):
         if report.fault is not None:
@@ -116,6 +117,8 @@ def _item_settlement(
     )
     part.logprobs = logprobs
     part.metrics["loss:sum"] = total
+    if loss_fn == stable_reinforce.NAME:  # the vendor's objective is not published: say which one this is
+        part.metrics[stable_reinforce.OBJECTIVE_METRIC] = total
     return Settlement("part", part.SerializeToString())
 
 

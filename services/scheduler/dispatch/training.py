@@ -37,6 +37,7 @@ from services.scheduler.store.notices import Notices
 from services.scheduler.store.outages import reaching_redis
 from services.scheduler.store.payloads import FileBlobs, PayloadStore
 from services.scheduler.store.ready import ReadyReader
+from services.scheduler.store.sequences import SequenceStore
 from services.scheduler.store.training import TrainingStore
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Training:
         sessions: ModelDirectory,
         snapshots: SnapshotSink,
         artifacts: ArtifactReader,
+        sequences: SequenceStore,
         notices: Notices,
         store_root: Path,
         pepper: bytes,
@@ -74,7 +76,9 @@ class Training:
         reader, commands = ModelReader(redis), CommandCache(redis)
         units = SlotUnits(store, reader, artifacts, pepper)
         parts = Parts(store, ReadyReader(redis, functions, commands), commands, payloads, units)
-        self.admission: Admission = TrainingAdmission(store, payloads, sessions, directory, artifacts, commands)
+        self.admission: Admission = TrainingAdmission(
+            store, payloads, sessions, directory, artifacts, commands, sequences
+        )
         self.models: ModelBook = Models(store, reader, sessions, directory)
         self._driver = Driver(parts, directory, snapshots, fair=fair, weights=weights)
         sweeper = Sweeper(store, payloads, gap_timeout_ms=int(gap_timeout_seconds * 1000))

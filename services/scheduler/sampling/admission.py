@@ -10,6 +10,7 @@ from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.outcome import user_failure
 from services.scheduler.sampling.presence import SamplerPresence
 from services.scheduler.store.sampling import SampleToAdmit, SamplingStore
+from services.scheduler.store.sequences import sequence_id
 
 MAX_SEQUENCES = 1_024
 """Of one sample, whatever a gateway lets pass."""
@@ -61,4 +62,4 @@ def _to_admit(request: pb.SubmitRequest, payload: bytes, traceparent: str, faile
 
 def sequence_ids(key: pb.SampleKey, num_samples: int) -> list[str]:
     """One per requested sequence, unique in the session, the same for every retry."""
-    return [f"{key.sampling_session_id}.{key.seq_id}.{index}" for index in range(max(1, num_samples))]
+    return [sequence_id(key.sampling_session_id, key.seq_id, index) for index in range(max(1, num_samples))]

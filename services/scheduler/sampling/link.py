@@ -25,6 +25,7 @@ class SamplerLink:
         self.sampler_id = registration.sampler_id
         self.incarnation = registration.incarnation
         self.address = registration.address
+        self.max_context = registration.facts.max_context
         self._capacity = max(1, registration.max_running) * IN_FLIGHT_PER_RUNNING
         self.in_flight = 0
         self._load_seconds = load_seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from tinkermesh.v1 import types_pb2 as types
@@ -194,7 +194,7 @@ class PoolRun:
         else:
             if (task := asyncio.current_task()) is not None:
                 self._settling.add(task)
-            await self._settle(waiting, outcome)
+            await self._settle(waiting, outcome.result, outcome.records)
 
     async def _again(self, waiting: Waiting, link: SamplerLink, retry: Retry) -> None:
         if not await self._persist(lambda: self._store.requeue(self._pool, waiting.key)):
@@ -215,9 +215,12 @@ class PoolRun:
             await asyncio.sleep(TICK_SECONDS)
         self._turns.rejoin(waiting.tenant_id, waiting)
 
-    async def _settle(self, waiting: Waiting, result: types.Result) -> None:
+    async def _settle(
+        self, waiting: Waiting, result: types.Result, records: Sequence[types.SequenceRecord] = ()
+    ) -> None:
         started_ms = time.time_ns() // 1_000_000
-        await self._persist(lambda: self._store.settle(self._pool, waiting.key, result, self._limits.retention_ms))
+        retention_ms = self._limits.retention_ms
+        await self._persist(lambda: self._store.settle(self._pool, waiting.key, result, retention_ms, records))
         self._held.discard(waiting.key)
         report(waiting.sample, result, started_ms)
 

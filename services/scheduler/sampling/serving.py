@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import NamedTuple
 
 from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
@@ -12,10 +13,18 @@ from services.common import logs, telemetry
 from services.common.errors import TinkermeshError
 from services.scheduler.sampling.link import SamplerLink
 from services.scheduler.sampling.outcome import Verdict, checked, of_error, verdict
+from services.scheduler.sampling.recording import records
 from services.scheduler.sampling.waiting import Waiting
 from services.scheduler.store.sampling import WaitingSample
 
 log = logging.getLogger(__name__)
+
+
+class Served(NamedTuple):
+    """What may be settled, and what the sequences leave behind."""
+
+    result: types.Result
+    records: list[types.SequenceRecord]
 
 
 class Retry:
@@ -27,7 +36,7 @@ class Retry:
         self.reason = error.message
 
 
-async def attempt(waiting: Waiting, link: SamplerLink, body: types.SampleBody, seconds: float) -> types.Result | Retry:
+async def attempt(waiting: Waiting, link: SamplerLink, body: types.SampleBody, seconds: float) -> Served | Retry:
     """Load the adapter explicitly, then sample. What may be settled, or why it must be tried again."""
     sample = waiting.sample
     telemetry.record_span("queue", sample.traceparent, sample.admitted_ms, _now_ms(), _ids(sample))
@@ -39,7 +48,7 @@ async def attempt(waiting: Waiting, link: SamplerLink, body: types.SampleBody, s
         return await _attempt(waiting, link, body, seconds)
 
 
-async def _attempt(waiting: Waiting, link: SamplerLink, body: types.SampleBody, seconds: float) -> types.Result | Retry:
+async def _attempt(waiting: Waiting, link: SamplerLink, body: types.SampleBody, seconds: float) -> Served | Retry:
     sample, stage = waiting.sample, "load adapter"
     try:
         if sample.adapter is not None:
@@ -49,11 +58,13 @@ async def _attempt(waiting: Waiting, link: SamplerLink, body: types.SampleBody, 
         request = pb.SampleRequest(
             request_id=sample.request_id, adapter=sample.adapter, body=body, cache_salt=sample.tenant_id
         )
-        return checked(await link.sample(request, seconds), body)
+        result = checked(await link.sample(request, seconds), body)
+        stage = "record"
+        return Served(result, await records(link, request, result.sample, seconds))
     except TinkermeshError as error:
         link.forget(waiting.adapter_name)
         kind = verdict(error)
-        return of_error(stage, error) if kind is Verdict.FAIL else Retry(kind, stage, error)
+        return Served(of_error(stage, error), []) if kind is Verdict.FAIL else Retry(kind, stage, error)
 
 
 def report(sample: WaitingSample, result: types.Result, started_ms: int) -> None:

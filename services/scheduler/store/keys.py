@@ -223,6 +223,16 @@ def settled_samples(pool: str) -> str:
     return _pool(pool, "samples_settled")
 
 
+def record(pool: str, key: str, index: int) -> str:
+    """String with a TTL: serialized v1.SequenceRecord of sequence `index` of a sample's request."""
+    return _pool(pool, f"record:{key}:{index}")
+
+
+def record_upload(pool: str, upload: str, index: int) -> str:
+    """The same before its sample is settled."""
+    return _pool(pool, f"recording:{upload}:{index}")
+
+
 def settled_channel(pool: str) -> str:
     """Pub/sub: space-separated request ids that have just been settled."""
     return f"{PREFIX}:settled:{pool}"

@@ -14,6 +14,7 @@ from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
 from services.scheduler.store.payloads import SEGMENT_BYTES
+from services.scheduler.store.sequences import SequenceStore
 
 _SESSION_FIELDS = ("tenant", "session", "base_model", "model_path", "adapter_name", "adapter_path")
 _WAITING_FIELDS = ("tenant", "adapter_name", "adapter_path", "traceparent", "request_id", "admitted_ms", "sequences")
@@ -61,9 +62,10 @@ class WaitingSample:
 
 
 class SamplingStore:
-    def __init__(self, redis: Redis, functions: Functions) -> None:
+    def __init__(self, redis: Redis, functions: Functions, sequences: SequenceStore) -> None:
         self._redis = cast("Any", redis)
         self._call = functions.call
+        self._sequences = sequences
 
     async def open(self, pool: str, session: SamplingSession) -> SamplingSession:
         """Write-once: the session that holds under this id."""
@@ -142,8 +144,16 @@ class SamplingStore:
         """False = it is settled meanwhile."""
         return bool(await self._call("sampling_requeue", [keys.pool_prefix(pool)], key))
 
-    async def settle(self, pool: str, key: str, result: types.Result, retention_ms: int) -> tuple[bool, str]:
-        """(this settlement won, the sampler it ran on or "")."""
+    async def settle(
+        self,
+        pool: str,
+        key: str,
+        result: types.Result,
+        retention_ms: int,
+        records: Sequence[types.SequenceRecord] = (),
+    ) -> tuple[bool, str]:
+        """(this settlement won, the sampler it ran on or ""). `records`: one per sequence, or none."""
+        recording = await self._sequences.write(pool, records)
         state = "failed" if result.WhichOneof("outcome") == "failure" else "done"
         data = result.SerializeToString()
         upload, segments = "", 0
@@ -152,7 +162,17 @@ class SamplingStore:
         inline = b"" if upload else data
         prefix = [keys.pool_prefix(pool)]
         won, sampler = await self._call(
-            "sampling_settle", prefix, key, state, inline, retention_ms, upload, segments, len(data)
+            "sampling_settle",
+            prefix,
+            key,
+            state,
+            inline,
+            retention_ms,
+            upload,
+            segments,
+            len(data),
+            recording,
+            len(records),
         )
         return bool(won), sampler.decode()
 

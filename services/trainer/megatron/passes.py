@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from services.trainer.engine import DatumResult, Loss, SlotDatum
-from services.trainer.losses import find_objective, position_losses
+from services.trainer.losses import DATUM_VALUE, DatumValue, find_objective, position_losses
 from services.trainer.megatron.agreement import agree
 from services.trainer.megatron.architecture import Architecture
 from services.trainer.megatron.attention import PackedSequences, rotary_tables
@@ -82,12 +82,19 @@ class PassRunner:
             torch.autograd.backward([hidden], [scores.dhidden])
 
     def _score(self, hidden: torch.Tensor, batch: MicroBatch, loss: Loss, *, backward: bool) -> Scores:
+        fields = dict(batch.fields)
+
         def chunk_loss(logprobs: torch.Tensor, rows: slice) -> torch.Tensor:
-            fields = {name: value[rows] for name, value in batch.fields.items()}
-            losses = position_losses(loss.name, logprobs, fields, loss.config)
-            return torch.where(batch.valid[rows], losses, 0.0)
+            cut = {name: value[rows] for name, value in fields.items()}
+            return torch.where(batch.valid[rows], position_losses(loss.name, logprobs, cut, loss.config), 0.0)
 
         deltas = self._routing.head_deltas()
+        if (datum_value := find_objective(loss.name).datum_value) is not None:
+            # Chunks cut through datums: a look at all log-probabilities comes before the losses.
+            look = self._head.score(hidden, batch.targets, deltas, _no_loss, backward=False)
+            fields[DATUM_VALUE] = _datum_values(datum_value, look.logprobs, batch)
+            if not backward:
+                return Scores(look.logprobs, chunk_loss(look.logprobs, slice(None)), None)
         return self._head.score(hidden, batch.targets, deltas, chunk_loss, backward=backward)
 
     def _packed(self, batch: MicroBatch) -> PackedSequences:
@@ -125,6 +132,20 @@ class PassRunner:
             empty = np.zeros((item.datum.length, item.datum.width), dtype=np.float32)
             return DatumResult(0.0, empty, failures[index])
         return board.result(index)
+
+
+def _no_loss(logprobs: torch.Tensor, rows: slice) -> torch.Tensor:
+    return torch.zeros_like(logprobs)
+
+
+def _datum_values(value: DatumValue, logprobs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    """[T, K]: at every position what `value` answers for its datum, whose own positions alone it sees."""
+    found = torch.empty_like(logprobs)
+    for work, start, end in batch.spans():
+        width = work.item.datum.width
+        fields = {name: field[start:end, :width] for name, field in batch.fields.items()}
+        found[start:end] = value(logprobs[start:end, :width], fields)
+    return found
 
 
 def _trains_below_head(segments: Sequence[Segment]) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
+from tests.doubles.fake_trainer import LOSSES
+
 VOCAB = 512
 CONTEXT = 256
 BASE_MODEL = "tinkermesh/double"
@@ -26,7 +28,7 @@ def facts() -> types.PoolFacts:
         train_attn=True,
         train_mlp=True,
         train_unembed=True,
-        losses=["cross_entropy", "importance_sampling", "ppo", "cispo", "dro"],
+        losses=list(LOSSES),
         arch="double",
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import zstandard
+from google.protobuf.json_format import ParseDict
 from tinkermesh.wire.v1 import wire_pb2 as wire
 
 DTYPES = {"float32": wire.DTYPE_FLOAT32, "int64": wire.DTYPE_INT64, "int32": wire.DTYPE_INT32}
@@ -87,7 +88,11 @@ def _datum(one: dict[str, Any], split: bool) -> wire.Datum:
         wire.Chunk(encoded_text=wire.EncodedTextChunk(tokens=np.array(piece, "<i4").tobytes())) for piece in pieces
     ]
     inputs = {name: _tensor(value) for name, value in one["loss_fn_inputs"].items()}
-    return wire.Datum(model_input=chunks, loss_fn_inputs=inputs)
+    made = wire.Datum(model_input=chunks, loss_fn_inputs=inputs)
+    for name in ("model_input_spans", "loss_fn_input_spans"):
+        for span in one.get(name, ()):
+            ParseDict(span, getattr(made, name).add())
+    return made
 
 
 def _tensor(value: dict[str, Any]) -> wire.Tensor:

@@ -26,6 +26,7 @@ from services.scheduler.store.connection import connect
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.notices import Notices
 from services.scheduler.store.requests import RequestReader
+from services.scheduler.store.sequences import SequenceStore
 from tests.doubles.fake_trainer import BASE_MODEL, POOL, FakeTrainer, trainer_facts
 
 PEPPER = b"p" * 32
@@ -90,6 +91,7 @@ class Replica:
             sessions=OnePool(),
             snapshots=sink,
             artifacts=Artifacts(root, PEPPER, lambda _digest: ""),
+            sequences=SequenceStore(self.redis, keep_ms=86_400_000),
             notices=self.notices,
             store_root=root,
             pepper=PEPPER,

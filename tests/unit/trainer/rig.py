@@ -34,14 +34,21 @@ def supervised(seed: int, length: int, vocab: int = 512, width: int = 1, scale: 
 
 
 def policy(seed: int, length: int, logprobs: np.ndarray, scale: float = 1.0) -> Datum:
-    """A policy-gradient datum over supervised(seed)'s tokens; q scatters around `logprobs`."""
+    """A policy-gradient datum over supervised(seed)'s tokens; q scatters around `logprobs`.
+
+    It carries what any such loss reads; its first quarter is the prompt.
+    """
     base = supervised(seed, length)
     rng = np.random.default_rng(seed + 1)
     advantages = (rng.normal(0.0, 1.0, (length, 1)) * scale).astype(np.float32)
     advantages[: length // 4] = 0.0
     q = (logprobs + rng.normal(0.0, 0.3, logprobs.shape)).astype(np.float32)
     q[: length // 4] = -99999.0
-    return Datum(base.tokens, base.targets, {"logprobs": q, "advantages": advantages})
+    raw = (q - np.float32(0.1)).astype(np.float32)
+    raw[: length // 4] = np.nan
+    mask = (advantages != 0).astype(np.float32)
+    fields = {"logprobs": q, "advantages": advantages, "sequence_ratio_mask": mask, "raw_logprobs": raw}
+    return Datum(base.tokens, base.targets, fields)
 
 
 def whole_vocabulary(tokens: np.ndarray, vocab: int = 512) -> Datum:

@@ -123,7 +123,9 @@ def test_defaults_are_those_of_the_protocol() -> None:
     assert OBJECTIVES["ppo"].defaults == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
     assert OBJECTIVES["cispo"].defaults == {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}
     assert OBJECTIVES["dro"].defaults == {"beta": 0.05}
-    assert LOSSES == ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
+    assert OBJECTIVES["gspo"].defaults == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+    assert OBJECTIVES["stable_reinforce"].defaults == {"kl_coeff": 0.05}
+    assert LOSSES == ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 
 def test_unknown_loss_key_or_field_is_refused_by_name() -> None:

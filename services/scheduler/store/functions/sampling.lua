@@ -126,18 +126,36 @@ register('sampling_requeue', function(keys, args)
   return 1
 end)
 
+local function missing_record(prefix, upload, count)
+  for index = 0, count - 1 do
+    if redis.call('EXISTS', prefix .. ':recording:' .. upload .. ':' .. index) == 0 then
+      return refuse('unavailable', 'record ' .. index .. ' expired before its sample was settled; settle it again')
+    end
+  end
+end
+
+local function keep_records(prefix, key, upload, count)
+  for index = 0, count - 1 do
+    redis.call('RENAME', prefix .. ':recording:' .. upload .. ':' .. index, prefix .. ':record:' .. key .. ':' .. index)
+  end
+  if count > 0 then redis.call('HSET', row_key(prefix, key), 'recorded', '1') end
+end
+
 -- ARGV: request key, done|failed, result, retention (ms), upload and number of segments of a large
--- result ('' and 0 = it is in `result`), its size. The first settlement wins. Answers {1 = this one won,
--- the sampler it ran on or ''}.
+-- result ('' and 0 = it is in `result`), its size, upload and number of its recorded sequences ('' and
+-- 0 = none). The first settlement wins. Answers {1 = this one won, the sampler it ran on or ''}.
 register('sampling_settle', function(keys, args)
   local prefix, key = keys[1], args[1]
   local context = begin(prefix, args[4])
   local sampler = redis.call('HGET', prefix .. ':samples_running', key) or ''
+  local missing = missing_record(prefix, args[8], tonumber(args[9]))
+  if missing then return missing end
   if not settle_sample(context, key, args[2], args[3]) then return { 0, '' } end
   if args[5] ~= '' then
     redis.call('HDEL', row_key(prefix, key), 'result')
     redis.call('HSET', row_key(prefix, key), 'result_upload', args[5], 'result_segments', args[6], 'result_bytes', args[7])
   end
+  keep_records(prefix, key, args[8], tonumber(args[9]))
   publish_settled(context)
   return { 1, sampler }
 end)

@@ -10,6 +10,7 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.sampling import SamplingStore
+from services.scheduler.store.sequences import SequenceStore
 from tests.contract.scheduler.front.conftest import StartSampler
 from tests.contract.scheduler.front.mesh import ALICE, FrontMesh, base_sampler, result, sample_request, session
 
@@ -24,7 +25,7 @@ async def test_result_goes_after_retention_its_row_with_its_session_IDEM_06(
     reply = await replica.scheduler.Submit(sample_request(sampler, 0))
     await result(replica, reply.request_id)
     row = keys.req("double", reply.request_id.split(".")[1])
-    store = SamplingStore(redis_client, functions)
+    store = SamplingStore(redis_client, functions, SequenceStore(redis_client, 1000))
 
     assert await store.sweep("double", 10, 100) in (0, 1)
     await asyncio.sleep(0.5)
