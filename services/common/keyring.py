@@ -4,6 +4,9 @@ The file holds no key: only HMAC-SHA256 digests under a server-side pepper (its 
 0600). Several keys may map to one tenant, so a key can be rotated without orphaning anything.
 
     {"scheme": "hmac-sha256-1", "keys": {"<digest hex>": {"tenant_id": "...", "label": "..."}}}
+
+The file is what a mesh starts with. Keys made while it runs are kept by the scheduler, whose word
+on a key goes before the file's (services/scheduler/tenancy).
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ import hashlib
 import hmac
 import os
 import secrets
+import time
 import uuid
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -21,11 +26,25 @@ from services.common.errors import InvalidInput, Unauthenticated
 
 SCHEME = "hmac-sha256-1"
 KEY_PREFIX = "tml-"
+KEY_ID_PREFIX = "key-"
+_KEY_ID_DIGITS = 12
+
+KeyState = Literal["active", "expired", "revoked"]
 
 
-class KeyEntry(msgspec.Struct, frozen=True):
+class KeyEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Times are unix milliseconds, 0 = never or not known."""
+
     tenant_id: str
     label: str = ""
+    created_ms: int = 0
+    expires_ms: int = 0
+    revoked_ms: int = 0
+
+    def state(self, now_ms: int) -> KeyState:
+        if self.revoked_ms:
+            return "revoked"
+        return "expired" if self.expires_ms and self.expires_ms <= now_ms else "active"
 
 
 class KeyFile(msgspec.Struct):
@@ -51,6 +70,19 @@ def digest(pepper: bytes, secret: str) -> str:
     return hmac.new(pepper, secret.encode(), hashlib.sha256).hexdigest()
 
 
+def key_id(key_digest: str) -> str:
+    """A key's public name: the head of its keyed digest, of no use without the pepper."""
+    return KEY_ID_PREFIX + key_digest[:_KEY_ID_DIGITS]
+
+
+def new_secret() -> str:
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def ownership_mac(pepper: bytes, tenant_id: str, model_id: str, kind: str, name: str) -> str:
     """Hex MAC that ties an artifact to its tenant; every part is length-prefixed."""
     mac = hmac.new(pepper, b"tinkermesh-ownership-1", hashlib.sha256)
@@ -72,30 +104,38 @@ class Keyring:
         self._pepper = pepper
         self._stamp: tuple[int, int] | None = None
         self._keys: dict[str, KeyEntry] = {}
+        self._ids: dict[str, str] = {}
 
     def tenant_of(self, key: str) -> str:
         """The tenant id behind `key`. Raises Unauthenticated."""
-        self._refresh()
-        wanted = digest(self._pepper, key)
-        found = self._keys.get(wanted)
-        if found is None:
+        found = self.find(digest(self._pepper, key))
+        if found is None or found.state(now_ms()) != "active":
             raise Unauthenticated(
                 "API key is not known to this mesh; set TINKER_API_KEY to a key its operator gave you"
             )
         return found.tenant_id
 
-    def tenant_of_digest(self, wanted: str) -> str:
-        """The tenant behind a key's digest (an access token's), "" when there is none."""
+    def find(self, key_digest: str) -> KeyEntry | None:
+        """The entry of a key or access token, active or not. Raises InvalidInput when the file is broken."""
         self._refresh()
-        found = self._keys.get(wanted)
-        return found.tenant_id if found else ""
+        return self._keys.get(key_digest)
+
+    def digest_of(self, wanted_id: str) -> str:
+        """The digest of the key named `wanted_id`, "" when there is none."""
+        self._refresh()
+        return self._ids.get(wanted_id, "")
+
+    def entries(self) -> dict[str, KeyEntry]:
+        """Digest -> entry."""
+        self._refresh()
+        return dict(self._keys)
 
     def tenants(self) -> set[str]:
         """The ids of all tenants that have a key."""
         self._refresh()
         return {entry.tenant_id for entry in self._keys.values()}
 
-    def add(self, key: str, *, tenant_id: str = "", label: str = "") -> str:
+    def add(self, key: str, *, tenant_id: str = "", label: str = "", expires_ms: int = 0) -> str:
         """Admit `key`; answers its tenant id (a new random one unless given)."""
         if not key.startswith(KEY_PREFIX):
             raise InvalidInput(f"API key must start with {KEY_PREFIX!r} (the SDK insists)")
@@ -103,16 +143,26 @@ class Keyring:
         wanted = digest(self._pepper, key)
         if (known := self._keys.get(wanted)) is not None:
             return known.tenant_id
-        entry = KeyEntry(tenant_id or str(uuid.uuid4()), label)
-        self._keys[wanted] = entry
-        _write_private(self._path, msgspec.json.format(msgspec.json.encode(KeyFile(keys=self._keys))))
+        entry = KeyEntry(tenant_id or str(uuid.uuid4()), label, now_ms(), expires_ms)
+        self.put(wanted, entry)
         return entry.tenant_id
+
+    def put(self, key_digest: str, entry: KeyEntry) -> None:
+        """Store `entry` under its digest, in place of what was there."""
+        self._refresh()
+        self._set({**self._keys, key_digest: entry})
+        _write_private(self._path, msgspec.json.format(msgspec.json.encode(KeyFile(keys=self._keys))))
+
+    def _set(self, keys: dict[str, KeyEntry]) -> None:
+        self._keys = keys
+        self._ids = {key_id(key_digest): key_digest for key_digest in keys}
 
     def _refresh(self) -> None:
         try:
             status = self._path.stat()
         except FileNotFoundError:
-            self._keys, self._stamp = {}, None
+            self._set({})
+            self._stamp = None
             return
         stamp = (status.st_mtime_ns, status.st_size)
         if stamp == self._stamp:
@@ -121,7 +171,8 @@ class Keyring:
             content = msgspec.json.decode(self._path.read_bytes(), type=KeyFile)
         except (msgspec.DecodeError, OSError) as error:
             raise InvalidInput(f"key file {self._path.name} cannot be read: {error}") from error
-        self._keys, self._stamp = content.keys, stamp
+        self._set(content.keys)
+        self._stamp = stamp
 
 
 def _write_private(path: Path, data: bytes) -> None:

@@ -1,7 +1,8 @@
 """Structured logs: one JSON object per line, with the ids bound to the current task.
 
 Bound names are request_id, model_id, tenant_id, unit_id; the trace id is added while tracing.
-A line about another request than the current task's binds that request's own trace_id.
+A line about another request than the current task's binds that request's own trace_id. A record
+may carry more of its own: ``extra={"fields": {...}}``.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             **(_bound.get() or {}),
+            **getattr(record, "fields", {}),
         }
         if trace_id := current_trace_id():
             entry.setdefault("trace_id", trace_id)

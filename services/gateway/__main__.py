@@ -12,9 +12,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import uvicorn
 
+from services.common import audit
 from services.common.errors import InvalidInput, Unavailable
 from services.common.process import service_main, write_port
 from services.gateway.app import create_app
@@ -51,6 +53,8 @@ def main() -> int:
 
 
 def _run(settings: Settings) -> None:
+    if settings.audit_file:
+        audit.write_to(Path(settings.audit_file), "gateway", settings.audit_file_bytes)
     _allow_many_connections()
     with asyncio.Runner(loop_factory=_loop_factory) as runner:
         runner.run(_serve(settings))

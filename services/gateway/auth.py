@@ -1,33 +1,100 @@
-"""Who is calling: X-API-Key, else a Bearer token, looked up in the allow-list."""
+"""Who is calling: X-API-Key, else a Bearer token; an API key, or a JWT made from one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
+
+from tinkermesh.v1 import tenants_pb2 as pb
 
 from services.common.errors import InvalidInput, Unauthenticated, Unavailable
-from services.common.keyring import Keyring, digest
+from services.common.keyring import KeyEntry, Keyring, digest, key_id, now_ms
+from services.gateway.errors import InvalidToken
+from services.gateway.tokens import PREFIX, Tokens
+from services.gateway.upstream.keys import KeyAnswers
+
+
+class Caller(NamedTuple):
+    """`token_ends`: unix seconds at which the credential itself ends, 0 = it is an API key."""
+
+    tenant: str
+    key_id: str
+    label: str = ""
+    token_ends: int = 0
 
 
 class Authenticator:
     """Keys live only in local variables here; nothing else in the gateway sees one."""
 
-    def __init__(self, keyring: Keyring, pepper: bytes) -> None:
+    def __init__(self, keyring: Keyring, pepper: bytes, answers: KeyAnswers, tokens: Tokens | None) -> None:
         self._keyring = keyring
         self._pepper = pepper
+        self._answers = answers
+        self._tokens = tokens
 
-    def tenant_of(self, headers: Mapping[str, str]) -> str:
-        """The tenant id of the caller. Raises Unauthenticated."""
-        key = headers.get("x-api-key", "").strip() or _bearer(headers.get("authorization", ""))
-        if not key:
+    async def caller(self, headers: Mapping[str, str]) -> Caller:
+        """Raises Unauthenticated, and Unavailable while keys cannot be checked."""
+        credential = headers.get("x-api-key", "").strip() or _bearer(headers.get("authorization", ""))
+        if not credential:
             raise Unauthenticated("no API key: send it as X-API-Key, or as Authorization: Bearer <key>")
-        try:
-            return self._keyring.tenant_of(key)
-        except InvalidInput as error:  # the operator's file, not the caller's fault
-            raise Unavailable(f"API keys cannot be checked now: {error.message}") from error
+        if self._tokens is not None and credential.startswith(PREFIX):
+            return await self._of_token(self._tokens, credential)
+        return await self._of_key(digest(self._pepper, credential))
 
     def access_digest(self, token: str | None) -> str:
         """Keyed digest of a weights_access_token; "" when there is none."""
         return digest(self._pepper, token) if token else ""
+
+    def forget(self, wanted_id: str, headers: Mapping[str, str]) -> None:
+        """This key has just changed: ask anew."""
+        credential = headers.get("x-api-key", "").strip() or _bearer(headers.get("authorization", ""))
+        self._answers.forget(wanted_id, digest(self._pepper, credential))
+
+    async def _of_key(self, key_digest: str) -> Caller:
+        reply = await self._answers.of_digest(key_digest)
+        if reply.state == "unknown":
+            return self._of_file(key_digest, reply)
+        if reply.state != "active" or _over(reply.expires_unix_ms):
+            raise Unauthenticated(_ended(reply))
+        return Caller(reply.tenant_id, reply.key_id, reply.label)
+
+    async def _of_token(self, tokens: Tokens, credential: str) -> Caller:
+        claims = tokens.read(credential)
+        reply = await self._answers.of_id(claims.key_id)
+        if reply.state == "unknown":
+            entry = self._file_entry(self._keyring.digest_of(claims.key_id))
+            self._answers.remember(claims.key_id, reply)
+            reply = pb.ResolveKeyReply(state=entry.state(now_ms()), tenant_id=entry.tenant_id, label=entry.label)
+        if reply.state != "active" or _over(reply.expires_unix_ms) or reply.tenant_id != claims.tenant:
+            raise InvalidToken(_ended(reply))
+        return Caller(claims.tenant, claims.key_id, reply.label, claims.expires_unix)
+
+    def _of_file(self, key_digest: str, reply: pb.ResolveKeyReply) -> Caller:
+        entry = self._file_entry(key_digest)
+        self._answers.remember(key_digest, reply)
+        if (state := entry.state(now_ms())) != "active":
+            raise Unauthenticated(_ended(pb.ResolveKeyReply(state=state)))
+        return Caller(entry.tenant_id, key_id(key_digest), entry.label)
+
+    def _file_entry(self, key_digest: str) -> KeyEntry:
+        try:
+            entry = self._keyring.find(key_digest)
+        except InvalidInput as error:  # the operator's file, not the caller's fault
+            raise Unavailable(f"API keys cannot be checked now: {error.message}") from error
+        if entry is None:
+            raise Unauthenticated(
+                "API key is not known to this mesh; set TINKER_API_KEY to a key its operator gave you"
+            )
+        return entry
+
+
+def _over(expires_ms: int) -> bool:
+    return 0 < expires_ms <= now_ms()
+
+
+def _ended(reply: pb.ResolveKeyReply) -> str:
+    state = "expired" if reply.state == "active" else reply.state
+    return f"this API key is {state}; set TINKER_API_KEY to one its operator gave you"
 
 
 def _bearer(header: str) -> str:

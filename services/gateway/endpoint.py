@@ -11,7 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from services.common import logs, telemetry
-from services.common.errors import ServerError, TinkermeshError
+from services.common.errors import Busy, Forbidden, ServerError, TinkermeshError, Unauthenticated
+from services.gateway import audit
+from services.gateway.audit import Decision
+from services.gateway.auth import Caller
 from services.gateway.errors import error_response, internal_error_response
 from services.gateway.gateway import Gateway
 from services.gateway.http import read_body
@@ -26,10 +29,12 @@ PREFIX = "/api/v1"
 class Call:
     """One authenticated request."""
 
-    def __init__(self, gateway: Gateway, request: Request, tenant: str) -> None:
+    def __init__(self, gateway: Gateway, request: Request, caller: Caller, decision: Decision) -> None:
         self.gateway = gateway
         self.request = request
-        self.tenant = tenant
+        self.caller = caller
+        self.tenant = caller.tenant
+        self.decision = decision
 
     async def body(self) -> bytes:
         """Raises TooLarge."""
@@ -53,24 +58,42 @@ class Call:
         return str(self.request.path_params[name])
 
 
+_ALWAYS_AUDITED = (Unauthenticated, Forbidden, Busy)
+
 Handler = Callable[[Call], Awaitable[Response]]
 
 
 def endpoint(
-    gateway: Gateway, path: str, handler: Handler, methods: Sequence[str] = ("POST",), *, begins_trace: bool = True
+    gateway: Gateway,
+    path: str,
+    handler: Handler,
+    methods: Sequence[str] = ("POST",),
+    *,
+    begins_trace: bool = True,
+    audited: bool | None = None,
 ) -> Route:
     """A route under /api/v1 whose handler runs authenticated and whose failures are JSON answers.
 
     What clients send over and over, such as polls and heartbeats, is traced only inside a trace of theirs.
+    `audited`: what it admits leaves an audit line. Without word all but GETs and what is not traced does;
+    refusals of who calls, or how much, always do.
     """
     full = PREFIX + path
+    keeps = (begins_trace and tuple(methods) != ("GET",)) if audited is None else audited
 
     async def answer(request: Request) -> Response:
+        decision = Decision(f"{request.method} {full}")
         try:
-            tenant = gateway.auth.tenant_of(request.headers)
-            with logs.bind(tenant_id=tenant):
-                return await handler(Call(gateway, request, tenant))
+            caller = await gateway.auth.caller(request.headers)
+            decision.tenant, decision.key_id, decision.label = caller.tenant, caller.key_id, caller.label
+            with logs.bind(tenant_id=caller.tenant):
+                response = await handler(Call(gateway, request, caller, decision))
+            if keeps:
+                audit.admitted(decision)
+            return response
         except TinkermeshError as error:
+            if keeps or isinstance(error, _ALWAYS_AUDITED):
+                audit.refused(decision, error)
             return _failed(request, error)
         except Exception:  # noqa: BLE001 - the process boundary
             log.exception("unexpected error in %s %s", request.method, full)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from services.common.errors import Busy, TinkermeshError, Unavailable, UserError
+from services.common.errors import Busy, TinkermeshError, Unauthenticated, Unavailable, UserError
 from services.gateway.http import json_response
+
+
+class InvalidToken(Unauthenticated):
+    """A JWT that is no good (any more): the SDK exchanges its key for another and repeats the request."""
 
 
 def category_of(error: TinkermeshError) -> str:
@@ -22,6 +26,9 @@ def error_response(error: TinkermeshError) -> Response:
     response = json_response(error_body(error), error.http_status)
     if isinstance(error, (Busy, Unavailable)):
         response.headers["retry-after"] = "1"
+    if isinstance(error, Unauthenticated):
+        problem = ' error="invalid_token"' if isinstance(error, InvalidToken) else ""
+        response.headers["www-authenticate"] = f"Bearer{problem}"
     return response
 
 

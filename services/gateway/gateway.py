@@ -12,7 +12,9 @@ from services.gateway.auth import Authenticator
 from services.gateway.counters import DroppedInputs
 from services.gateway.offload import Offload
 from services.gateway.settings import Settings
+from services.gateway.tokens import Tokens
 from services.gateway.upstream.facts import FactsCache
+from services.gateway.upstream.keys import KeyAnswers, TenantsClient
 from services.gateway.upstream.retry import Retry
 from services.gateway.upstream.scheduler import SchedulerClient
 from services.gateway.upstream.target import scheduler_target
@@ -30,9 +32,13 @@ class Gateway:
         self.settings = settings
         self.limits = settings.limits
         pepper = load_pepper(Path(settings.pepper_file))
-        self.auth = Authenticator(Keyring(Path(settings.key_file), pepper), pepper)
         self._channel = open_channel(scheduler_target(settings.scheduler))
-        self.scheduler = SchedulerClient(self._channel, Retry(settings.rpc_timeout_seconds, settings.retry_seconds))
+        retry = Retry(settings.rpc_timeout_seconds, settings.retry_seconds)
+        self.scheduler = SchedulerClient(self._channel, retry)
+        self.tenants = TenantsClient(self._channel, retry)
+        self.tokens = Tokens(pepper, settings.jwt_lifetime_seconds) if settings.jwt_auth else None
+        keyring = Keyring(Path(settings.key_file), pepper)
+        self.auth = Authenticator(keyring, pepper, KeyAnswers(self.tenants), self.tokens)
         self.facts = FactsCache(self.scheduler)
         self.hub = WatchHub(self.scheduler)
         self.offload = Offload(settings.decoder_threads, settings.offload_bytes)

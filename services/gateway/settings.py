@@ -53,6 +53,12 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     max_polls_per_tenant: int = 8192
 
     compress_requests: bool = False  # tells the SDK to send forward_backward zstd-compressed
+    # The SDK exchanges its key for tokens of this lifetime and sends those; off = it sends the key.
+    jwt_auth: bool = False
+    jwt_lifetime_seconds: int = 600
+    # Audit lines also go to this file, renamed at this size; "" = to the log alone.
+    audit_file: str = ""
+    audit_file_bytes: int = 64 * MEBIBYTE
     cancel_samples: bool = True  # tells the SDK that cancel_future exists
     sample_max_concurrent_requests: int = 2000
 

@@ -9,7 +9,14 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
-from tinkermesh.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from tinkermesh.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    tenants_pb2,
+    tenants_pb2_grpc,
+)
 
 from services.common.errors import Unavailable
 from services.common.grpc_server import GrpcServer
@@ -51,12 +58,15 @@ class App:
         self._run(self._notices.run(), "notices")
         async with asyncio.timeout(REDIS_WAIT_SECONDS):
             await self._notices.subscribed.wait()
+        await parts.book.refresh()
+        self._run(parts.book.run(), "tenants")
         self._run(parts.watches.run(), "watches")
         self._run(parts.sweeper.run(), "sweeper")
         self._run(parts.training.run(), "training")
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(parts.scheduler, self._server.server)
         scheduler_pb2_grpc.add_RegistryServicer_to_server(parts.registry, self._server.server)
         admin_pb2_grpc.add_AdminServicer_to_server(parts.admin, self._server.server)
+        tenants_pb2_grpc.add_TenantsServicer_to_server(parts.tenants, self._server.server)
         self.port = await self._server.start(settings.listen)
         write_port(settings.port_file, self.port)
         log.info("replica %s serves at port %d", settings.replica, self.port)
@@ -133,4 +143,5 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 def _services() -> Sequence[ServiceDescriptor]:
     scheduler = scheduler_pb2.DESCRIPTOR.services_by_name
-    return [scheduler["Scheduler"], scheduler["Registry"], admin_pb2.DESCRIPTOR.services_by_name["Admin"]]
+    operators = [admin_pb2.DESCRIPTOR.services_by_name["Admin"], tenants_pb2.DESCRIPTOR.services_by_name["Tenants"]]
+    return [scheduler["Scheduler"], scheduler["Registry"], *operators]

@@ -39,7 +39,13 @@ from services.scheduler.store.requests import RequestReader
 from services.scheduler.store.sampling import SamplingStore
 from services.scheduler.store.sequences import SequenceStore
 from services.scheduler.store.sessions import SessionStore
+from services.scheduler.store.tenancy import TenancyStore
 from services.scheduler.sweeper import ResultSweeper, Sweeper
+from services.scheduler.tenancy.book import TenantBook
+from services.scheduler.tenancy.desk import TenantDesk
+from services.scheduler.tenancy.keys import KeyDesk
+from services.scheduler.tenancy.places import SessionPlaces
+from services.scheduler.tenancy.service import Tenants
 from services.scheduler.training_runs import TrainingRuns
 from services.scheduler.watch import WatchHub
 
@@ -51,6 +57,8 @@ class Parts:
     scheduler: Scheduler
     registry: Registry
     admin: Admin
+    tenants: Tenants
+    book: TenantBook
     training: Training
     sweeper: Sweeper
     watches: WatchHub
@@ -74,6 +82,8 @@ class Assembly:
             scheduler=self.scheduler,
             registry=Registry(self.registry_store, self.directory),
             admin=self.admin,
+            tenants=self.tenants,
+            book=self.book,
             training=self.training,
             sweeper=self.sweeper,
             watches=self.watches,
@@ -98,7 +108,6 @@ class Assembly:
             sample_seconds=self._settings.sample_seconds,
             sampler_wait_seconds=self._settings.sampler_wait_seconds,
             retention_ms=_ms(self._settings.retention_seconds),
-            open_per_tenant=self._settings.open_samples_per_tenant,
             fair=self._settings.fair,
         )
 
@@ -126,9 +135,17 @@ class Assembly:
 
     @cached_property
     def artifacts(self) -> Artifacts:
+        return Artifacts(self.store_root, self.pepper, self.book.tenant_of_digest)
+
+    @cached_property
+    def tenancy_store(self) -> TenancyStore:
+        return TenancyStore(self._redis, self._functions)
+
+    @cached_property
+    def book(self) -> TenantBook:
         key_file = self._settings.key_file
         keyring = Keyring(Path(key_file), self.pepper) if key_file else None
-        return Artifacts(self.store_root, self.pepper, keyring.tenant_of_digest if keyring else lambda _digest: "")
+        return TenantBook(self.tenancy_store, keyring, self._settings.quotas)
 
     # -- what several parts share --------------------------------------------------------
 
@@ -162,7 +179,9 @@ class Assembly:
 
     @cached_property
     def sessions(self) -> Sessions:
-        return Sessions(self.session_store, self.training.models, self.cancellation, keep_ms=self.limits.retention_ms)
+        places = SessionPlaces(self.tenancy_store, self.session_store, self.book)
+        keep_ms = self.limits.retention_ms
+        return Sessions(self.session_store, self.training.models, self.cancellation, places, keep_ms=keep_ms)
 
     @cached_property
     def queue_states(self) -> QueueStates:
@@ -193,12 +212,14 @@ class Assembly:
             store_root=self.store_root,
             pepper=self.pepper,
             leader_tasks=[
-                SampleDispatcher(self.sampling_store, self.fleet, self._notices, self.limits),
+                SampleDispatcher(self.sampling_store, self.fleet, self._notices, self.limits, self.book.weights),
                 ResultSweeper(self.sampling_store, keep_ms=self.limits.retention_ms),
             ],
             gap_timeout_seconds=self._settings.gap_timeout_seconds,
             retention_seconds=self._settings.retention_seconds,
             fair=self._settings.fair,
+            weights=self.book.weights,
+            quotas=self.book.quotas,
             lease_ttl_ms=_ms(self._settings.term_lease_seconds),
         )
 
@@ -206,7 +227,7 @@ class Assembly:
     def intake(self) -> Intake:
         return Intake(
             training=self.training.admission,
-            samples=SampleAdmission(self.sampling_store, self.presence, self.limits),
+            samples=SampleAdmission(self.sampling_store, self.presence, self.limits, self.book.quotas),
             pools=Pools(self.directory),
             artifacts=self.artifacts,
             session_directory=self.session_directory,
@@ -241,6 +262,14 @@ class Assembly:
             samples=self.sampling_store,
             results=self.results,
             explainer=self.queue_states,
+        )
+
+    @cached_property
+    def tenants(self) -> Tenants:
+        return Tenants(
+            self.book,
+            KeyDesk(self.tenancy_store, self.book, self.pepper),
+            TenantDesk(self.tenancy_store, self.book, self.registry_store.pools),
         )
 
     @cached_property

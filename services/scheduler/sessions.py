@@ -11,6 +11,7 @@ from services.common.ids import SamplingSessionId, is_session_id, key_hash, new_
 from services.scheduler.ports import ModelBook
 from services.scheduler.sampling.cancel import Cancellation
 from services.scheduler.store.sessions import SessionStore
+from services.scheduler.tenancy.places import SessionPlaces
 
 log = logging.getLogger(__name__)
 
@@ -20,20 +21,22 @@ LEASE_EXPIRED = "lease expired: no heartbeat of its session arrived in time; cre
 
 
 class Sessions:
-    def __init__(self, store: SessionStore, models: ModelBook, samples: Cancellation, *, keep_ms: int) -> None:
+    def __init__(
+        self, store: SessionStore, models: ModelBook, samples: Cancellation, places: SessionPlaces, *, keep_ms: int
+    ) -> None:
         self._store = store
+        self._places = places
         self._models = models
         self._samples = samples
         self._keep_ms = keep_ms
 
     async def create(self, request: pb.CreateSessionRequest) -> str:
-        """The same id for the same (tenant, idempotency key). Raises KeyConflict when another field differs."""
+        """The same id for the same (tenant, idempotency key). Raises KeyConflict when another field differs, Busy."""
         if not request.tenant_id:
             raise InvalidInput("tenant_id: missing")
-        session_id = new_session_id()
-        if request.idempotency_key:
-            hashed = key_hash(request.tenant_id, request.idempotency_key)
-            session_id = await self._store.session_of_key(request.tenant_id, hashed, session_id, KEY_LIFETIME_MS)
+        key = request.idempotency_key
+        hashed = key_hash(request.tenant_id, key) if key else ""
+        session_id = await self._places.take(request.tenant_id, hashed, new_session_id(), KEY_LIFETIME_MS)
         await self._store.create(
             session_id,
             request.tenant_id,
@@ -82,6 +85,7 @@ class Sessions:
             await self._close_sampling(parse_sampling_session_id(sampling_session_id), reason, settle=finished)
         for pool in await self._store.children(session_id, "models"):
             await self._models.close_session(pool, session_id, reason, settle_accepted=finished)
+        await self._places.free(session_id)
         await self._store.forget(session_id, self._keep_ms)
         log.info("session %s is %s; its models and samplers are closed", session_id, state)
 

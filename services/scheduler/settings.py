@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from services.common.settings import ServiceSettings
+from services.scheduler.tenancy.records import Quotas
 
 
 class Settings(ServiceSettings, frozen=True):
@@ -32,6 +33,26 @@ class Settings(ServiceSettings, frozen=True):
     sample_seconds: float = 600.0
     sampler_wait_seconds: float = 300.0
     adapter_load_seconds: float = 120.0
-    open_samples_per_tenant: int = 8_192
     registration_seconds: float = 10.0
     term_lease_seconds: float = 5.0
+
+    # What every tenant may use unless its own record says otherwise; 0 = no limit (docs/tenants.md).
+    quota_sessions: int = 10_000
+    quota_models: int = 1_000
+    quota_queued_bytes: int = 8 << 30
+    quota_open_futures: int = 200_000
+    quota_samples: int = 8_192  # above the SDK's 2,048 in flight
+    quota_tokens_per_minute: int = 0
+    quota_requests_per_second: float = 0.0
+
+    @property
+    def quotas(self) -> Quotas:
+        return Quotas(
+            sessions=self.quota_sessions,
+            models=self.quota_models,
+            queued_bytes=self.quota_queued_bytes,
+            open_futures=self.quota_open_futures,
+            samples=self.quota_samples,
+            tokens_per_minute=self.quota_tokens_per_minute,
+            requests_per_second=self.quota_requests_per_second,
+        )

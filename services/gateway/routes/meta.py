@@ -15,8 +15,8 @@ def routes(gateway: Gateway) -> list[Route]:
     return [
         Route(f"{PREFIX}/healthz", healthz),
         endpoint(gateway, "/get_server_capabilities", get_server_capabilities, ("GET",)),
-        endpoint(gateway, "/client/config", client_config),
-        endpoint(gateway, "/client/dynamic_config", client_dynamic_config),
+        endpoint(gateway, "/client/config", client_config, audited=False),
+        endpoint(gateway, "/client/dynamic_config", client_dynamic_config, audited=False),
         endpoint(gateway, "/telemetry", telemetry, begins_trace=False),
     ]
 
@@ -45,7 +45,7 @@ async def client_config(call: Call) -> Response:
     settings = call.gateway.settings
     return json_response(
         {
-            "pjwt_auth_enabled": False,
+            "pjwt_auth_enabled": settings.jwt_auth,
             "credential_default_source": "api_key",
             "parallel_fwdbwd_chunks": True,
             "proto_compress_fwdbwd": settings.compress_requests,

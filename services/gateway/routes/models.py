@@ -27,11 +27,13 @@ from services.gateway.wire.json_body import decode
 def routes(gateway: Gateway) -> list[Route]:
     return [
         endpoint(gateway, "/create_model", create_model),
-        endpoint(gateway, "/get_info", get_info),
+        endpoint(gateway, "/get_info", get_info, audited=False),
         endpoint(gateway, "/unload_model", unload_model),
-        endpoint(gateway, "/weights_info", weights_info),
+        endpoint(gateway, "/weights_info", weights_info, audited=False),
         endpoint(gateway, "/training_runs/{run_id}", training_run, ("GET",)),
-        endpoint(gateway, "/training_runs/{run_id}/checkpoints/{kind}/{name}", delete_checkpoint, ("DELETE",)),
+        endpoint(
+            gateway, "/training_runs/{run_id}/checkpoints/{kind}/{name}", delete_checkpoint, ("DELETE",), audited=True
+        ),
     ]
 
 

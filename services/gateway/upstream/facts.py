@@ -39,6 +39,9 @@ class Recent(Generic[K, V]):
         if len(self._entries) > self._size:
             self._entries.popitem(last=False)
 
+    def drop(self, key: K) -> None:
+        self._entries.pop(key, None)
+
 
 class FactsCache:
     """Keys include the tenant: an entry exists only after the scheduler checked ownership."""

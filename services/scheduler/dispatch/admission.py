@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tinkermesh.v1 import scheduler_pb2 as pb
@@ -18,6 +19,8 @@ from services.scheduler.store.commands import CommandCache, StoredCommand
 from services.scheduler.store.payloads import PayloadStore
 from services.scheduler.store.sequences import SequenceStore
 from services.scheduler.store.training import Admitted, NewModel, Submission, TrainingStore
+from services.scheduler.tenancy.limits import encode_limits, unlimited
+from services.scheduler.tenancy.records import Quotas
 
 MAX_SEQ_ID = 2**63 - 1
 REMEMBERED_BYTES = 8 << 10
@@ -34,6 +37,7 @@ class TrainingAdmission:
         artifacts: ArtifactReader,
         commands: CommandCache,
         sequences: SequenceStore,
+        quotas: Callable[[str], Quotas] = unlimited,
     ) -> None:
         self._store = store
         self._payloads = payloads
@@ -42,6 +46,7 @@ class TrainingAdmission:
         self._artifacts = artifacts
         self._commands = commands
         self._sequences = sequences
+        self._quotas = quotas
 
     async def submit(self, request: pb.SubmitRequest, payload: bytes, traceparent: str) -> pb.SubmitReply:
         """See ports.Admission. The pool of a create must have been claimed before."""
@@ -52,6 +57,8 @@ class TrainingAdmission:
         if reads_records(request.command):
             payload = await self._with_records(pool, request, payload)
         submission = _submission(request, model, seq, len(payload), traceparent)
+        cost = 0 if submission.rejected else submission.tokens
+        submission = replace(submission, limits=encode_limits(self._quotas(request.tenant_id), cost))
         if not submission.rejected:
             submission = replace(submission, payload=await self._payloads.prepare(pool, submission.key, payload))
         admitted = await self._admit(pool, request, submission)

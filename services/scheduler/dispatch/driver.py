@@ -41,7 +41,7 @@ class Driver:
         self._directory = directory
         self._sink = sink
         self._fair = fair
-        self._weights = dict(weights or {})
+        self._weights: Mapping[str, float] = {} if weights is None else weights
         self._unit_seconds = unit_seconds
         self._wakes: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._stopping = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +39,8 @@ from services.scheduler.store.payloads import FileBlobs, PayloadStore
 from services.scheduler.store.ready import ReadyReader
 from services.scheduler.store.sequences import SequenceStore
 from services.scheduler.store.training import TrainingStore
+from services.scheduler.tenancy.limits import unlimited
+from services.scheduler.tenancy.records import Quotas
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,10 @@ RELEASE_SECONDS = 3.0
 
 
 class Training:
-    """`admission` and `models` work on every replica; `run` dispatches where the lease is held."""
+    """`admission` and `models` work on every replica; `run` dispatches where the lease is held.
+
+    `weights` may change while it runs.
+    """
 
     def __init__(
         self,
@@ -69,6 +74,7 @@ class Training:
         retention_seconds: float = 86_400.0,
         fair: bool = True,
         weights: Mapping[str, float] | None = None,
+        quotas: Callable[[str], Quotas] = unlimited,
         lease_ttl_ms: int = 5_000,
     ) -> None:
         store = TrainingStore(functions, int(retention_seconds * 1000))
@@ -77,7 +83,7 @@ class Training:
         units = SlotUnits(store, reader, artifacts, pepper)
         parts = Parts(store, ReadyReader(redis, functions, commands), commands, payloads, units)
         self.admission: Admission = TrainingAdmission(
-            store, payloads, sessions, directory, artifacts, commands, sequences
+            store, payloads, sessions, directory, artifacts, commands, sequences, quotas
         )
         self.models: ModelBook = Models(store, reader, sessions, directory)
         self._driver = Driver(parts, directory, snapshots, fair=fair, weights=weights)

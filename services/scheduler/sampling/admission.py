@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tinkermesh.v1 import scheduler_pb2 as pb
+from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import InvalidInput
 from services.common.ids import key_hash, parse_sampling_session_id
@@ -11,28 +14,37 @@ from services.scheduler.sampling.outcome import user_failure
 from services.scheduler.sampling.presence import SamplerPresence
 from services.scheduler.store.sampling import SampleToAdmit, SamplingStore
 from services.scheduler.store.sequences import sequence_id
+from services.scheduler.tenancy.limits import encode_limits, unlimited
+from services.scheduler.tenancy.records import Quotas
 
 MAX_SEQUENCES = 1_024
 """Of one sample, whatever a gateway lets pass."""
 
 
 class SampleAdmission:
-    """Implements ports.Admission for sample keys."""
+    """Implements ports.Admission for sample keys. `quotas` answers those in force for a tenant."""
 
-    def __init__(self, store: SamplingStore, presence: SamplerPresence, limits: SamplingLimits) -> None:
+    def __init__(
+        self,
+        store: SamplingStore,
+        presence: SamplerPresence,
+        limits: SamplingLimits,
+        quotas: Callable[[str], Quotas] = unlimited,
+    ) -> None:
         self._store = store
         self._presence = presence
         self._limits = limits
+        self._quotas = quotas
 
     async def submit(self, request: pb.SubmitRequest, payload: bytes, traceparent: str) -> pb.SubmitReply:
         """Raises UnknownId, Forbidden, KeyConflict, Busy, InvalidInput, Unavailable."""
         key = request.sample
         pool = parse_sampling_session_id(key.sampling_session_id).pool
         failed = request.command.rejected or await self._presence.absence(pool)
-        sample = _to_admit(request, payload, traceparent, failed)
-        request_id, sequence_ids = await self._store.admit(
-            pool, sample, self._limits.open_per_tenant, self._limits.retention_ms
-        )
+        quotas = self._quotas(request.tenant_id)
+        limits = encode_limits(quotas, 0 if failed else _tokens(request.command.sample))
+        sample = _to_admit(request, payload, traceparent, failed)._replace(limits=limits)
+        request_id, sequence_ids = await self._store.admit(pool, sample, quotas.samples, self._limits.retention_ms)
         return pb.SubmitReply(request_id=request_id, sample_sequence_ids=sequence_ids)
 
 
@@ -58,6 +70,11 @@ def _to_admit(request: pb.SubmitRequest, payload: bytes, traceparent: str, faile
         traceparent=traceparent,
         failed_result=user_failure(failed).SerializeToString() if failed else b"",
     )
+
+
+def _tokens(sample: types.SampleBody) -> int:
+    """What a sample may take at most: its prompt once and every sequence in full."""
+    return len(sample.prompt_tokens) // 4 + max(1, sample.num_samples) * sample.max_tokens
 
 
 def sequence_ids(key: pb.SampleKey, num_samples: int) -> list[str]:

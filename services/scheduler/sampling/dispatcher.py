@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from services.scheduler.sampling.fleet import Fleet
 from services.scheduler.sampling.limits import SamplingLimits
@@ -14,10 +15,18 @@ from services.scheduler.store.sampling import SamplingStore
 class SampleDispatcher:
     """Implements ports.LeaderTask."""
 
-    def __init__(self, store: SamplingStore, fleet: Fleet, notices: Notices, limits: SamplingLimits) -> None:
+    def __init__(
+        self,
+        store: SamplingStore,
+        fleet: Fleet,
+        notices: Notices,
+        limits: SamplingLimits,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
         self._store = store
         self._fleet = fleet
         self._limits = limits
+        self._weights = weights
         self._wakes: dict[str, asyncio.Event] = {}
         notices.on_ready(self._ready)
         notices.on_reconnect(lambda: self._wake(list(self._wakes)))
@@ -29,7 +38,7 @@ class SampleDispatcher:
     async def run(self, pool: str, term: int) -> None:
         wake = self._wakes[pool] = asyncio.Event()
         try:
-            await PoolRun(pool, term, self._store, self._fleet, self._limits, wake).run()
+            await PoolRun(pool, term, self._store, self._fleet, self._limits, wake, self._weights).run()
         finally:
             self._wakes.pop(pool, None)
 

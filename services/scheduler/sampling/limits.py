@@ -10,5 +10,4 @@ class SamplingLimits:
     sample_seconds: float = 600.0  # of one Sample call
     sampler_wait_seconds: float = 300.0  # without a sampler that can take it
     retention_ms: int = 86_400_000
-    open_per_tenant: int = 8_192  # above the SDK's 2,048 in flight
     fair: bool = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from tinkermesh.v1 import types_pb2 as types
@@ -39,7 +39,14 @@ Placement = tuple[Waiting, SamplerLink]
 
 class PoolRun:
     def __init__(
-        self, pool: str, term: int, store: SamplingStore, fleet: Fleet, limits: SamplingLimits, wake: asyncio.Event
+        self,
+        pool: str,
+        term: int,
+        store: SamplingStore,
+        fleet: Fleet,
+        limits: SamplingLimits,
+        wake: asyncio.Event,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         self._pool = pool
         self._term = term
@@ -47,7 +54,7 @@ class PoolRun:
         self._fleet = fleet
         self._limits = limits
         self._wake = wake
-        self._turns: Turns[Waiting] = Turns(fair=limits.fair)
+        self._turns: Turns[Waiting] = Turns(fair=limits.fair, weights=weights, cost=lambda w: w.sample.sequences)
         self._held: set[str] = set()  # keys that wait or run here
         self._seen_arrival = 0
         self._without_sampler_since = 0.0

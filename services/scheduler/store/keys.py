@@ -24,6 +24,9 @@ PREFIX = "tm"
 POOLS = f"{PREFIX}:{{dir}}:pools"  # set of pool names
 SESSIONS = f"{PREFIX}:{{dir}}:sessions"  # zset session id -> last beat plus credited downtime, unix ms
 CLOCK = f"{PREFIX}:{{dir}}:clock"  # hash: alive_ms (a gateway was connected), sweeper, sweeper_until_ms
+KEYS = f"{PREFIX}:{{dir}}:keys"  # hash: keyed digest of an API key -> JSON of common.keyring.KeyEntry
+TENANTS = f"{PREFIX}:{{dir}}:tenants"  # hash: tenant id -> JSON of tenancy.records.TenantRecord
+TENANCY_VERSION = f"{PREFIX}:{{dir}}:tenancy_version"  # number of changes to the two above
 
 
 def pool_prefix(pool: str) -> str:
@@ -61,6 +64,16 @@ def session_samplers(session_id: str) -> str:
 def session_key(tenant_id: str, idempotency_key_hash: str) -> str:
     """String: the session id a (tenant, x-idempotency-key) pair already made."""
     return f"{PREFIX}:{{t:{tenant_id}}}:session_key:{idempotency_key_hash}"
+
+
+def tenant_sessions(tenant_id: str) -> str:
+    """Zset session id -> when it was admitted, unix ms, of the tenant's open sessions."""
+    return f"{PREFIX}:{{t:{tenant_id}}}:sessions"
+
+
+def usage(pool: str, tenant_id: str) -> str:
+    """Hash of what the tenant occupies: models, bytes, open, samples; and its buckets (functions/_quota.lua)."""
+    return _pool(pool, f"usage:{tenant_id}")
 
 
 def facts(pool: str) -> str:

@@ -46,6 +46,7 @@ class SampleToAdmit(NamedTuple):
     command: bytes
     traceparent: str
     failed_result: bytes  # not empty: it fails at once with this result
+    limits: str = ""  # of its tenant, see tenancy.limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class SamplingStore:
             limit,
             retention_ms,
             sample.failed_result,
+            sample.limits,
         )
         return request_id.decode(), sequence_ids.decode().split()
 

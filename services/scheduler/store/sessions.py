@@ -37,12 +37,14 @@ class SessionStore:
         self._redis = cast("Any", redis)
         self._call = functions.call
 
-    async def session_of_key(self, tenant_id: str, key_hash: str, proposed: str, keep_ms: int) -> str:
-        """The session id this (tenant, idempotency key) made; `proposed` becomes it when there is none."""
-        name = keys.session_key(tenant_id, key_hash)
-        with reaching_redis():
-            held = await self._redis.set(name, proposed, nx=True, get=True, px=keep_ms)
-        return held.decode() if held else proposed
+    async def admit(self, tenant_id: str, key_hash: str, proposed: str, keep_ms: int, limit: int) -> str:
+        """The session id this (tenant, idempotency key) made; `proposed` becomes it when there is none.
+
+        `key_hash` "" = no key. Raises Busy when `limit` sessions are open (0 = no limit).
+        """
+        names = [keys.tenant_sessions(tenant_id), keys.session_key(tenant_id, key_hash)]
+        held = await self._call("tenant_session", names, proposed, keep_ms if key_hash else 0, limit)
+        return cast("bytes", held).decode()
 
     async def create(self, session_id: str, tenant_id: str, fields: Mapping[str, str]) -> None:
         flat = [part for item in fields.items() for part in item]

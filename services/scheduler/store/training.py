@@ -32,6 +32,7 @@ class Submission:
     payload_bytes: int = 0
     traceparent: str = ""
     rejected: str = ""
+    limits: str = ""  # of its tenant, see tenancy.limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class TrainingStore:
     # ---- admission -------------------------------------------------------------------------
 
     async def submit(self, pool: str, submission: Submission) -> Admitted:
-        """Raises UnknownId, Forbidden, KeyConflict, ModelClosed, InvalidInput, Unavailable."""
+        """Raises UnknownId, Forbidden, KeyConflict, ModelClosed, InvalidInput, Busy, Unavailable."""
         return await self._admit("train_submit", pool, submission)
 
     async def create(self, pool: str, submission: Submission, model: NewModel) -> Admitted:
@@ -128,7 +129,7 @@ class TrainingStore:
         stored = (s.command, upload.name, upload.segments, s.payload_bytes, s.traceparent, s.rejected)
         prefix = [keys.pool_prefix(pool)]
         answer = await self._storing(
-            segments, UPLOAD_TTL_SECONDS, name, prefix, self._retention, *arguments, *stored, *extra
+            segments, UPLOAD_TTL_SECONDS, name, prefix, self._retention, *arguments, *stored, *extra, s.limits
         )
         if isinstance(answer, bytes):
             return Admitted(answer.decode(), 0)

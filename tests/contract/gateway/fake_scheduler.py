@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tinkermesh.v1 import scheduler_pb2 as pb
+from tinkermesh.v1 import tenants_pb2 as tenants_pb
 from tinkermesh.v1 import types_pb2 as types
 from tinkermesh.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from tinkermesh.v1.tenants_pb2_grpc import TenantsServicer, add_TenantsServicer_to_server
 
 from services.common.errors import (
     Forbidden,
@@ -31,6 +33,25 @@ from tests.contract.gateway.submitted import BASE_MODEL, Submitted
 from tests.contract.gateway.watch_streams import WatchStreams
 
 
+class FakeTenants(TenantsServicer):
+    """Knows the keys a test puts into `known`, by digest; of all others the gateway's key file decides."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tenants_pb.ResolveKeyReply] = {}
+        self.asked = 0
+        self.revoked: list[str] = []
+
+    async def ResolveKey(self, request: Any, context: Any) -> tenants_pb.ResolveKeyReply:
+        self.asked += 1
+        by_id = {reply.key_id: reply for reply in self.known.values()}
+        found = self.known.get(request.digest) or by_id.get(request.key_id)
+        return found or tenants_pb.ResolveKeyReply(state="unknown")
+
+    async def RevokeKey(self, request: Any, context: Any) -> tenants_pb.KeyReport:
+        self.revoked.append(request.key_id)
+        return tenants_pb.KeyReport(key_id=request.key_id, state="revoked")
+
+
 class FakeScheduler(Belongings, SchedulerServicer):
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +65,7 @@ class FakeScheduler(Belongings, SchedulerServicer):
         self.session_requests: list[pb.CreateSessionRequest] = []
         self.streams = WatchStreams(self.requests)
         self.port = 0
+        self.tenants = FakeTenants()
         self._server: GrpcServer | None = None
 
     def replica(self) -> FakeScheduler:
@@ -59,6 +81,7 @@ class FakeScheduler(Belongings, SchedulerServicer):
     async def start(self, address: str = "127.0.0.1:0") -> int:
         self._server = GrpcServer(["tinkermesh.v1.Scheduler"])
         add_SchedulerServicer_to_server(self, self._server.server)
+        add_TenantsServicer_to_server(self.tenants, self._server.server)
         self.port = await self._server.start(address)
         return self.port
 

@@ -295,7 +295,6 @@ async def test_create_after_a_long_absence_is_503(hasty: Client, scheduler: Fake
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "auth/token"),
         ("POST", "retrieve_futures"),
         ("POST", "create_custom_loss"),
         ("POST", "save_weights_external"),

@@ -169,6 +169,7 @@ async def test_every_key_a_function_writes_is_one_the_book_of_keys_names(bench: 
         keys.queue(POOL, MODEL),
         keys.rows(POOL, MODEL),
         keys.pool_session_models(POOL, SESSION),
+        keys.usage(POOL, "tenant"),
         keys.outputs(POOL, "b"),
         *(keys.req(POOL, key) for key in "cbo"),
         *(keys.unit(POOL, unit) for unit in ("u-create", "u1")),

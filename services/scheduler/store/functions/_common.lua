@@ -82,6 +82,16 @@ local function release_payload(context, key)
   if is_batch(op) then redis.call('HDEL', row, 'command') end
 end
 
+-- What _quota.lua's `charge` counted.
+local function discharge(context, row)
+  local tenant, charged = unpack(redis.call('HMGET', row, 'tenant', 'charged'))
+  if not charged then return end
+  local usage = context.prefix .. ':usage:' .. tenant
+  redis.call('HINCRBY', usage, 'open', -1)
+  redis.call('HINCRBY', usage, 'bytes', int(0 - tonumber(charged)))
+  redis.call('HDEL', row, 'charged')
+end
+
 -- Gives a future its final outcome; the first one wins (FUT-01). `state` is done or failed. Without
 -- `result` the parts stored under :out: are the result.
 local function settle_row(context, key, state, result)
@@ -89,6 +99,7 @@ local function settle_row(context, key, state, result)
   local old, request_id = unpack(redis.call('HMGET', row, 'state', 'request_id'))
   if not old or old == 'done' or old == 'failed' then return false end
   release_payload(context, key)
+  discharge(context, row)
   local expires = context.now + context.retention
   redis.call('HSET', row, 'state', state, 'settled_ms', int(context.now), 'expires_ms', int(expires))
   if result then

@@ -51,7 +51,7 @@ end
 
 -- ARGV: 1 sampling session id, 2 request key, 3 tenant, 4 fingerprint, 5 seq id, 6 sequence ids,
 -- 7 command, 8 traceparent, 9 limit of open samples per tenant, 10 retention (ms), 11 a result when
--- the sample fails at once, else ''. Answers {request id, sequence ids}.
+-- the sample fails at once, else '', 12 the limits (_quota.lua). Answers {request id, sequence ids}.
 register('sampling_admit', function(keys, args)
   local prefix, key, tenant = keys[1], args[2], args[3]
   local context = begin(prefix, args[10])
@@ -62,10 +62,14 @@ register('sampling_admit', function(keys, args)
     'tenant', 'state', 'session', 'adapter_name', 'adapter_path', 'reason')
   local refusal = refused_session(session, tenant)
   if refusal then return refusal end
-  local counts = prefix .. ':sample_counts'
-  if tonumber(redis.call('HGET', counts, tenant) or '0') >= tonumber(args[9]) then
-    return refuse('busy', 'this tenant has ' .. args[9] .. ' samples in flight already; retry later')
+  local counts, most = prefix .. ':sample_counts', tonumber(args[9])
+  local open = tonumber(redis.call('HGET', counts, tenant) or '0')
+  if most > 0 and open >= most then
+    return over('samples', int(open) .. ' of ' .. int(most) .. ' are in flight', 'await some of them')
   end
+  local limits = limits_of(args[12])
+  local busy = quota_refusal(context, tenant, limits, #args[7], false)
+  if busy then return busy end
   local request_id = pool_of(prefix) .. '.' .. key .. '.0'
   local arrival = int(redis.call('INCR', prefix .. ':arrival'))
   local sequences = select(2, string.gsub(args[6], ' ', '')) + 1
@@ -75,6 +79,7 @@ register('sampling_admit', function(keys, args)
     'sequence_ids', args[6], 'sequences', sequences, 'adapter_name', session[4], 'adapter_path', session[5],
     'admitted_ms', int(context.now))
   redis.call('HINCRBY', counts, tenant, 1)
+  charge(context, tenant, key, limits, #args[7])
   redis.call('SADD', prefix .. ':sampling_open:' .. args[1], key)
   if args[11] ~= '' then
     settle_sample(context, key, 'failed', args[11])

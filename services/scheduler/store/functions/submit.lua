@@ -29,6 +29,7 @@ local function store_row(context, a)
     'traceparent', a.traceparent, 'rejected', a.rejected, 'units', '', 'admitted_ms', int(context.now))
   redis.call('SADD', context.prefix .. ':rows:' .. a.model, a.key)
   keep_segments(context.prefix, a.upload, a.segments)
+  charge(context, a.tenant, a.key, a.limits, a.payload_bytes)
   return request_id, arrival
 end
 
@@ -43,6 +44,7 @@ local function arguments(args)
     key = args[2], fingerprint = args[3], tenant = args[4], session = args[5], model = args[6], seq = args[7],
     op = args[8], pack = args[9], datums = args[10], tokens = args[11], command = args[12], upload = args[13],
     segments = args[14], payload_bytes = args[15], traceparent = args[16], rejected = args[17],
+    limits = limits_of(args[#args]),
   }
 end
 
@@ -52,8 +54,8 @@ local function missing_payload(prefix, a)
 end
 
 -- args: retention_ms, key, fingerprint, tenant, session, model, seq, op, pack, datums, tokens, command,
--- upload, segments, payload_bytes, traceparent, rejected. Answers {request id, admitted ms}, or the
--- request id alone when the key was used before.
+-- upload, segments, payload_bytes, traceparent, rejected, last the limits (_quota.lua; '' = none). Answers
+-- {request id, admitted ms}, or the request id alone when the key was used before.
 register('train_submit', function(keys, args)
   local context, a = begin(keys[1], args[1]), arguments(args)
   local answer, model = checked(context, a)
@@ -63,6 +65,8 @@ register('train_submit', function(keys, args)
   if decimal_less(a.seq, model.next_seq) then
     return refuse('invalid_input', 'seq_id ' .. a.seq .. ' lies before the next one of this model, ' .. model.next_seq)
   end
+  local busy = quota_refusal(context, a.tenant, a.limits, tonumber(a.payload_bytes), a.seq == model.next_seq)
+  if busy then return busy end
   local missing = missing_payload(context.prefix, a)
   if missing then return missing end
 
@@ -73,7 +77,7 @@ register('train_submit', function(keys, args)
   return admitted(context, request_id)
 end)
 
--- args as train_submit (seq is 0), then base_model, layout, user_metadata.
+-- args as train_submit (seq is 0), then base_model, layout, user_metadata before the limits.
 register('train_create', function(keys, args)
   local context, a = begin(keys[1], args[1]), arguments(args)
   local answer = checked(context, a)
@@ -81,21 +85,24 @@ register('train_create', function(keys, args)
   if redis.call('EXISTS', context.prefix .. ':ended:' .. a.session) == 1 then
     return refuse('invalid_input', 'session_id ' .. a.session .. ' has ended; create a new session')
   end
+  local busy = model_refusal(context, a.tenant, a.limits)
+  if busy then return busy end
 
   local request_id, arrival = store_row(context, a)
   redis.call('HSET', model_row(context, a.model), 'tenant', a.tenant, 'session', a.session, 'state', 'creating',
     'next_seq', '0', 'inflight', '0', 'slot', '', 'load_number', '0', 'window_rejected', '0', 'snapshots', '0',
-    'base_model', args[18], 'layout', args[19], 'user_metadata', args[20],
+    'counted', '1', 'base_model', args[18], 'layout', args[19], 'user_metadata', args[20],
     'created_ms', int(context.now), 'last_request_ms', int(context.now))
   redis.call('HSET', queue_of(context, a.model), '0', a.key)
   redis.call('SADD', context.prefix .. ':session_models:' .. a.session, a.model)
+  redis.call('HINCRBY', context.prefix .. ':usage:' .. a.tenant, 'models', 1)
   if a.rejected == '' then redis.call('ZADD', context.prefix .. ':creates', arrival, a.model) end
   advance(context, a.model)
   return admitted(context, request_id)
 end)
 
--- args as train_submit (seq is empty). An ordered end: accepted work settles first. A model that
--- is closed already answers at once.
+-- args as train_submit (seq is empty); no quota refuses what only frees something. An ordered end: accepted
+-- work settles first. A model that is closed already answers at once.
 register('train_unload', function(keys, args)
   local context, a = begin(keys[1], args[1]), arguments(args)
   local answer, model = checked(context, a)

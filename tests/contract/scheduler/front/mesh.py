@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-from tinkermesh.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2_grpc
+from tinkermesh.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2_grpc, tenants_pb2_grpc
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
@@ -51,6 +51,7 @@ class Replica:
         self.scheduler = scheduler_pb2_grpc.SchedulerStub(self.channel)
         self.registry = scheduler_pb2_grpc.RegistryStub(self.channel)
         self.admin = admin_pb2_grpc.AdminStub(self.channel)
+        self.tenants = tenants_pb2_grpc.TenantsStub(self.channel)
 
     async def stop(self) -> None:
         await self.channel.close(None)

@@ -166,7 +166,7 @@ async def test_new_lease_holder_goes_on_with_running_samples_FUT_05(
 
 
 async def test_tenant_with_too_many_open_samples_is_told_to_wait_SAMP_12(mesh: FrontMesh) -> None:
-    replica = await mesh.replica(open_samples_per_tenant=2)
+    replica = await mesh.replica(quota_samples=2)
     from tests.contract.scheduler.front.test_front_sessions import _any_pool
 
     await _any_pool(replica)

@@ -1,0 +1,17 @@
+"""The limits of one request as the Redis functions read them (functions/_quota.lua)."""
+
+from __future__ import annotations
+
+from services.scheduler.tenancy.records import Quotas
+
+_UNLIMITED = Quotas()
+
+
+def unlimited(tenant_id: str) -> Quotas:
+    return _UNLIMITED
+
+
+def encode_limits(quotas: Quotas, cost: int) -> str:
+    """`cost`: tokens of the request."""
+    numbers = (quotas.models, quotas.queued_bytes, quotas.open_futures, quotas.tokens_per_minute)
+    return f"limits {' '.join(map(str, numbers))} {quotas.requests_per_second:.6f} {cost}"

@@ -1,0 +1,44 @@
+"""Quotas of sessions and samples, as the front answers them."""
+
+from __future__ import annotations
+
+from redis.asyncio import Redis
+from tinkermesh.v1 import scheduler_pb2 as pb
+
+from services.common.errors import Busy
+from services.scheduler.store import keys
+from tests.contract.scheduler.front.mesh import ALICE, FrontMesh, base_sampler, refused, sample_request, session
+from tests.contract.scheduler.front.test_front_sessions import _any_pool
+
+
+async def test_sessions_bound_the_tenant_until_one_ends_SEC_10(mesh: FrontMesh) -> None:
+    replica = await mesh.replica(quota_sessions=2)
+    first, _ = [await session(replica, key=name) for name in ("one", "two")]
+    async with refused(Busy, "quota sessions", "2 of 2"):
+        await session(replica, key="three")
+    assert await session(replica, key="one") == first
+    await session(replica, tenant="tenant-bob")
+    await replica.scheduler.FinishSession(pb.FinishSessionRequest(tenant_id=ALICE, session_id=first, reason="success"))
+    await session(replica, key="three")
+
+
+async def test_places_of_sessions_that_never_came_to_be_are_found(mesh: FrontMesh, redis_client: Redis) -> None:
+    replica = await mesh.replica(quota_sessions=1)
+    await redis_client.zadd(keys.tenant_sessions(ALICE), {"00000000-0000-4000-8000-000000000000": 1})
+    await session(replica)
+
+
+async def test_samples_count_their_prompt_and_all_they_may_write(mesh: FrontMesh) -> None:
+    replica = await mesh.replica(quota_tokens_per_minute=60)
+    await _any_pool(replica)
+    sampler = await base_sampler(replica, await session(replica))
+    first = await replica.scheduler.Submit(sample_request(sampler, 0, n=4, tokens=20))
+    async with refused(Busy, "quota tokens_per_minute"):
+        await replica.scheduler.Submit(sample_request(sampler, 1))
+    assert (await replica.scheduler.Submit(sample_request(sampler, 0, n=4, tokens=20))).request_id == first.request_id
+
+
+def test_the_default_lies_above_what_one_sdk_client_has_in_flight_SAMP_12() -> None:
+    from services.scheduler.settings import Settings
+
+    assert Settings(store_root="", pepper_file="").quotas.samples > 2048

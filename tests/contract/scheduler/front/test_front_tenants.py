@@ -1,0 +1,153 @@
+"""Keys and tenants by RPC: what an operator does, and what gateways are told."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from tinkermesh.v1 import tenants_pb2 as pb
+
+from services.common.errors import InvalidInput, UnknownId
+from services.common.keyring import Keyring, digest, key_id
+from tests.contract.scheduler.front.mesh import FrontMesh, Replica, refused
+from tests.contract.scheduler.front.test_front_sessions import _any_pool
+
+SOON_SECONDS = 3.0
+
+
+async def resolved(replica: Replica, mesh: FrontMesh, secret: str) -> pb.ResolveKeyReply:
+    return await replica.tenants.ResolveKey(pb.ResolveKeyRequest(digest=digest(mesh.pepper, secret)))
+
+
+async def until_state(replica: Replica, mesh: FrontMesh, secret: str, state: str) -> None:
+    async with asyncio.timeout(SOON_SECONDS):
+        while (await resolved(replica, mesh, secret)).state != state:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_new_key_works_at_every_replica_at_once(mesh: FrontMesh) -> None:
+    first, second = [await mesh.replica() for _ in range(2)]
+    made = await first.tenants.CreateKey(pb.CreateKeyRequest(label="ci"))
+    assert made.secret.startswith("tml-") and made.key.state == "active" and made.key.source == "mesh"
+    reply = await resolved(second, mesh, made.secret)
+    assert (reply.state, reply.tenant_id, reply.label) == ("active", made.key.tenant_id, "ci")
+    by_id = await second.tenants.ResolveKey(pb.ResolveKeyRequest(key_id=made.key.key_id))
+    assert by_id == reply
+
+
+async def test_only_the_digest_of_a_key_is_stored_SEC_02(replica: Replica, redis_client: Redis) -> None:
+    made = await replica.tenants.CreateKey(pb.CreateKeyRequest())
+    dump = b"".join([await redis_client.dump(key) or b"" for key in await redis_client.keys("*")])
+    assert made.secret.removeprefix("tml-").encode() not in dump
+    assert made.key.tenant_id.encode() in dump
+    listed = await replica.tenants.ListKeys(pb.ListKeysRequest())
+    assert made.secret not in str(listed) and listed.keys[0] == made.key
+
+
+async def test_a_revoked_key_is_refused_soon_everywhere_and_stays_so(mesh: FrontMesh) -> None:
+    first, second = [await mesh.replica() for _ in range(2)]
+    made = await first.tenants.CreateKey(pb.CreateKeyRequest())
+    assert (await resolved(second, mesh, made.secret)).state == "active"
+    revoked = await first.tenants.RevokeKey(pb.RevokeKeyRequest(key_id=made.key.key_id))
+    assert revoked.state == "revoked" and revoked.revoked_unix_ms
+    assert (await resolved(first, mesh, made.secret)).state == "revoked"
+    await until_state(second, mesh, made.secret, "revoked")
+    again = await second.tenants.RevokeKey(pb.RevokeKeyRequest(key_id=made.key.key_id))
+    assert again == revoked
+    async with refused(InvalidInput, "revoked"):
+        await first.tenants.RotateKey(pb.RotateKeyRequest(key_id=made.key.key_id))
+
+
+async def test_rotation_keeps_the_tenant_and_the_old_key_ends_after_its_grace_SEC_03(mesh: FrontMesh) -> None:
+    replica = await mesh.replica()
+    old = await replica.tenants.CreateKey(pb.CreateKeyRequest(label="ci"))
+    new = await replica.tenants.RotateKey(pb.RotateKeyRequest(key_id=old.key.key_id, grace_seconds=1))
+    assert (new.key.tenant_id, new.key.label) == (old.key.tenant_id, "ci")
+    assert new.secret != old.secret
+    assert (await resolved(replica, mesh, old.secret)).state == "active"
+    await until_state(replica, mesh, old.secret, "expired")
+    newest = await replica.tenants.RotateKey(pb.RotateKeyRequest(key_id=new.key.key_id))
+    assert (await resolved(replica, mesh, new.secret)).state == "revoked"
+    assert (await resolved(replica, mesh, newest.secret)).tenant_id == old.key.tenant_id
+
+
+async def test_a_key_may_expire(mesh: FrontMesh) -> None:
+    replica = await mesh.replica()
+    made = await replica.tenants.CreateKey(pb.CreateKeyRequest(expires_seconds=1))
+    assert (await resolved(replica, mesh, made.secret)).expires_unix_ms == made.key.expires_unix_ms > 0
+    await until_state(replica, mesh, made.secret, "expired")
+
+
+async def test_keys_of_the_file_are_known_and_can_be_revoked(mesh: FrontMesh, tmp_path: Path) -> None:
+    ring = Keyring(tmp_path / "keys.json", mesh.pepper)
+    tenant = ring.add("tml-of-the-file", label="bootstrap")
+    replica = await mesh.replica(key_file=str(tmp_path / "keys.json"))
+    assert (await resolved(replica, mesh, "tml-of-the-file")).tenant_id == tenant
+    (listed,) = (await replica.tenants.ListKeys(pb.ListKeysRequest())).keys
+    assert (listed.source, listed.label) == ("file", "bootstrap")
+    wanted = key_id(digest(mesh.pepper, "tml-of-the-file"))
+    await replica.tenants.RevokeKey(pb.RevokeKeyRequest(key_id=wanted))
+    assert (await resolved(replica, mesh, "tml-of-the-file")).state == "revoked"
+    assert ring.tenant_of("tml-of-the-file") == tenant, "the file is the operator's; the mesh's own word goes before it"
+
+
+async def test_access_tokens_made_by_the_mesh_name_their_tenant_SEC_04(mesh: FrontMesh) -> None:
+    replica = await mesh.replica()
+    book = replica.app._parts.book  # type: ignore[union-attr]
+    made = await replica.tenants.CreateKey(pb.CreateKeyRequest())
+    found = digest(mesh.pepper, made.secret)
+    assert book.tenant_of_digest(found) == made.key.tenant_id
+    await replica.tenants.RevokeKey(pb.RevokeKeyRequest(key_id=made.key.key_id))
+    assert book.tenant_of_digest(found) == ""
+
+
+async def test_mistakes_are_named(replica: Replica) -> None:
+    tenants = replica.tenants
+    async with refused(UnknownId, "tenant_id"):
+        await tenants.CreateKey(pb.CreateKeyRequest(tenant_id="nobody"))
+    async with refused(UnknownId, "key_id"):
+        await tenants.RevokeKey(pb.RevokeKeyRequest(key_id="key-nothing"))
+    async with refused(UnknownId, "tenant_id"):
+        await tenants.SetTenant(pb.SetTenantRequest(tenant_id="nobody", weight=2))
+    made = (await tenants.CreateKey(pb.CreateKeyRequest())).key
+    for change, words in (
+        ({"weight": 0.0}, "weight"),
+        ({"weight": float("nan")}, "weight"),
+        ({"quotas": pb.Quotas(requests_per_second=float("inf"))}, "requests_per_second"),
+        ({"reset": ["everything"]}, "models"),
+        ({"name": "x" * 201}, "name"),
+    ):
+        async with refused(InvalidInput, words):
+            await tenants.SetTenant(pb.SetTenantRequest(tenant_id=made.tenant_id, **change))
+    async with refused(InvalidInput, "label"):
+        await tenants.CreateKey(pb.CreateKeyRequest(label="x" * 201))
+
+
+async def test_a_tenant_is_changed_and_reports_what_is_in_force_SEC_10(mesh: FrontMesh) -> None:
+    replica = await mesh.replica(quota_models=7, quota_samples=3000)
+    await _any_pool(replica)
+    tenant = (await replica.tenants.CreateKey(pb.CreateKeyRequest())).key.tenant_id
+    before = await replica.tenants.GetTenant(pb.GetTenantRequest(tenant_id=tenant))
+    assert before.weight == 1.0 and before.quotas.models == 7 and not before.overrides.HasField("models")
+    change = pb.SetTenantRequest(tenant_id=tenant, name="lab", weight=2, quotas=pb.Quotas(models=4))
+    after = await replica.tenants.SetTenant(change)
+    assert (after.name, after.weight, after.quotas.models, after.quotas.samples) == ("lab", 2.0, 4, 3000)
+    assert after.active_keys == 1 and after.usage[0].pool == "double"
+    kept = await replica.tenants.SetTenant(pb.SetTenantRequest(tenant_id=tenant, quotas=pb.Quotas(sessions=1)))
+    assert (kept.name, kept.weight, kept.overrides.models, kept.overrides.sessions) == ("lab", 2.0, 4, 1)
+    back = await replica.tenants.SetTenant(pb.SetTenantRequest(tenant_id=tenant, reset=["models"]))
+    assert back.quotas.models == 7 and back.overrides.sessions == 1
+    assert [t.tenant_id for t in (await replica.tenants.ListTenants(pb.ListTenantsRequest())).tenants] == [tenant]
+
+
+@pytest.mark.parametrize("count", [8])
+async def test_changes_at_once_by_two_replicas_lose_nothing(mesh: FrontMesh, count: int) -> None:
+    replicas = [await mesh.replica() for _ in range(2)]
+    tenant = (await replicas[0].tenants.CreateKey(pb.CreateKeyRequest())).key.tenant_id
+    fields = ["sessions", "models", "queued_bytes", "open_futures", "samples", "tokens_per_minute"]
+    changes = [pb.SetTenantRequest(tenant_id=tenant, quotas=pb.Quotas(**{field: count})) for field in fields]
+    await asyncio.gather(*(replicas[n % 2].tenants.SetTenant(change) for n, change in enumerate(changes)))
+    found = await replicas[0].tenants.GetTenant(pb.GetTenantRequest(tenant_id=tenant))
+    assert all(getattr(found.overrides, field) == count for field in fields)
