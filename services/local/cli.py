@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from services.common.errors import InvalidInput, TinkermeshError
-from services.common.keyring import KEY_PREFIX, KeyEntry, KeyFile
+from services.common.errors import InvalidInput
 from services.local import default_model, demo
+from services.local.cli_tenancy import keys_app, tenants_app
+from services.local.console import DEFAULT_STATE, StateOption, console, explained
 from services.local.settings import LocalSettings, default_state_dir
-from services.local.state import keyring
 from services.local.up import run_mesh
 
 app = typer.Typer(help="A self-hosted service that speaks the Tinker protocol.", no_args_is_help=True)
-keys_app = typer.Typer(help="API keys of the local mesh.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
-console = Console()
-
-_DEFAULT_STATE = "default: $TINKERMESH_STATE, else tinkermesh under the user's state directory (~/.local/state)"
+app.add_typer(tenants_app, name="tenants")
 
 ModelOption = Annotated[
     str,
@@ -42,9 +33,6 @@ NameOption = Annotated[
 ]
 AliasOption = Annotated[
     list[str] | None, typer.Option("--alias", help="A further name of the model, such as the one a recipe asks for")
-]
-StateOption = Annotated[
-    Path | None, typer.Option(help=f"Directory of everything that outlives a run, keys included; {_DEFAULT_STATE}")
 ]
 ThreadsOption = Annotated[
     int, typer.Option(min=0, help="Compute threads of the trainer, and as many of the sampler; 0 = one per core")
@@ -111,7 +99,7 @@ def up(
     sampler_port: Annotated[int, _port("the sampler")] = 7003,
 ) -> None:
     """Run the whole mesh on this machine until Ctrl-C, and show what points a client at it."""
-    with _explained():
+    with explained():
         settings = make_settings(
             model=model, model_name=model_name, aliases=alias, state_dir=state_dir, threads=threads, slots=slots,
             max_rank=max_rank,
@@ -127,7 +115,7 @@ def demo_command(
     model: ModelOption = "",
     model_name: NameOption = "",
     state_dir: Annotated[
-        Path | None, typer.Option(help=f"State directory of the demo's own mesh; {_DEFAULT_STATE}, and demo in it")
+        Path | None, typer.Option(help=f"State directory of the demo's own mesh; {DEFAULT_STATE}, and demo in it")
     ] = None,
     threads: ThreadsOption = 0,
     two_tenants: Annotated[
@@ -138,7 +126,7 @@ def demo_command(
     ] = Path("out"),
 ) -> None:
     """Fine-tune a small real model through the SDK on a mesh of its own, and sample before and after."""
-    with _explained():
+    with explained():
         script = demo.script("two_tenants.py" if two_tenants else "train.py")
         settings = make_settings(
             model=model, model_name=model_name, state_dir=state_dir or default_state_dir() / "demo", threads=threads,
@@ -149,58 +137,6 @@ def demo_command(
             run_mesh(settings, console, lambda mesh: demo.run_script(mesh, script, ["--out", str(out.resolve())]))
         )
     raise typer.Exit(code)
-
-
-@keys_app.command("add")
-def add_key(
-    label: Annotated[str, typer.Option(help="A note for yourself")] = "",
-    tenant: Annotated[str, typer.Option(help="Tenant id the key belongs to; default: a new tenant")] = "",
-    key: Annotated[str, typer.Option(help="The key itself; default: a new random one")] = "",
-    state_dir: StateOption = None,
-) -> None:
-    """Admit an API key; it is shown once and stored only as a keyed digest."""
-    with _explained():
-        directory = (state_dir or default_state_dir()).expanduser()
-        secret = key or KEY_PREFIX + secrets.token_urlsafe(32)
-        ring = keyring(directory / "keys.json", directory / "pepper")
-        if tenant and tenant not in ring.tenants():
-            raise InvalidInput(f"--tenant: {tenant!r} is not a tenant here; tinkermesh keys list shows them")
-        tenant_id = ring.add(secret, tenant_id=tenant, label=label)
-        console.print(f"key     {secret}\ntenant  {tenant_id}", highlight=False, soft_wrap=True)
-        note = f"Admitted by the mesh on {directory}. Keep the key: it is not shown again."
-        console.print(note, highlight=False, soft_wrap=True, style="dim")
-
-
-@keys_app.command("list")
-def list_keys(state_dir: StateOption = None) -> None:
-    """Digests, tenants and labels; the keys themselves are not kept anywhere."""
-    with _explained():
-        file = (state_dir or default_state_dir()).expanduser() / "keys.json"
-        if not file.exists():
-            raise InvalidInput(f"--state-dir: no keys under {file.parent}; run tinkermesh up or keys add first")
-        table = Table("digest", "tenant", "label")
-        for found, entry in _entries(file).items():
-            table.add_row(f"{found[:12]}…", entry.tenant_id, Text(entry.label))
-        console.print(table)
-
-
-def _entries(file: Path) -> dict[str, KeyEntry]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=KeyFile).keys
-    except (OSError, msgspec.DecodeError) as error:
-        raise InvalidInput(f"key file {file} cannot be read: {error}") from error
-
-
-class _explained:
-    """Expected failures become one line and exit code 1; anything else is a bug and shows itself."""
-
-    def __enter__(self) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, TinkermeshError):
-            Console(stderr=True).print(error.message, style="bold red", markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(1)
 
 
 def main() -> None:

@@ -132,26 +132,32 @@ async def test_tokens_per_minute_fill_again_by_the_servers_clock(tight: Mesh, al
     model = await tight.opened(new_session())
     allowed.set(tokens_per_minute=600)
     await tight.batch(model, 1, [500, 300])  # more than is left at once: admitted, and owed
-    with pytest.raises(Busy, match=r"quota tokens_per_minute: 600 a minute are used up; send again in 2\d s"):
+    with pytest.raises(Busy, match=r"quota tokens_per_minute: 600 a minute are used up; send again in [12]\d s"):
         await tight.batch(model, 2, [3])
     await tight.step(model, 2)  # costs no tokens
     left = (await usage(tight))["tok"]
-    assert left == pytest.approx(600 - 802, abs=1)
+    assert 600 - 802 <= left < -100
     await cast("Any", tight.redis.hincrby(keys.usage(POOL, TENANT), "tok_ms", -21_000))
     await tight.batch(model, 3, [3])
 
 
-async def test_requests_per_second_allow_a_burst_and_count_accepted_ones(tight: Mesh, allowed: Allowed) -> None:
+async def test_requests_per_second_count_accepted_ones_only(tight: Mesh, allowed: Allowed) -> None:
     model = await tight.opened(new_session())
-    allowed.set(requests_per_second=0.2)
-    for seq in (1, 2):
-        await tight.step(model, seq)
+    allowed.set(requests_per_second=0.02)
+    first = await tight.step(model, 1)
     for _ in range(3):
-        with pytest.raises(Busy, match=r"quota requests_per_second: .* send again in \d s"):
-            await tight.step(model, 3)
-        await tight.step(model, 1)
-    await cast("Any", tight.redis.hincrby(keys.usage(POOL, TENANT), "req_ms", -5_000))
-    await tight.step(model, 3)
+        with pytest.raises(Busy, match=r"quota requests_per_second: .* send again in \d+ s"):
+            await tight.step(model, 2)
+        assert await tight.step(model, 1) == first
+    await cast("Any", tight.redis.hincrby(keys.usage(POOL, TENANT), "req_ms", -50_000))
+    await tight.step(model, 2)
+
+
+async def test_a_burst_of_ten_seconds_worth_is_let_through(tight: Mesh, allowed: Allowed) -> None:
+    model = await tight.opened(new_session())
+    allowed.set(requests_per_second=0.4)
+    answers = await asyncio.gather(*(tight.step(model, seq) for seq in range(1, 31)), return_exceptions=True)
+    assert 4 <= sum(1 for answer in answers if isinstance(answer, str)) < 30
 
 
 async def test_one_tenants_quota_is_no_other_tenants(tight: Mesh, allowed: Allowed) -> None:

@@ -62,7 +62,7 @@ def test_key_without_the_prefix_is_refused(tmp_path: Path) -> None:
 def test_listing_before_any_key_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listed = runner.invoke(cli.app, ["keys", "list", "--state-dir", str(tmp_path / "none")])
     assert listed.exit_code == 1
-    assert "run tinkermesh up or keys add first" in listed.stderr
+    assert "run tinkermesh up or keys create first" in listed.stderr
 
 
 def test_unreadable_key_file_is_named(tmp_path: Path) -> None:
