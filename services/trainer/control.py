@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol, TypeVar
@@ -17,7 +18,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 VOTE_BYTES = 2048
-MESSAGE_BYTES = 600
+MESSAGE_BYTES = 1920  # the rest is for its frame
+_VOTE_SIZE = struct.Struct("<H")
 SILENCE_SECONDS = 120.0
 """A peer silent for longer is gone; idle leaders speak every 30 s."""
 
@@ -86,17 +88,28 @@ class GlooControl:
         return message.numpy().tobytes()
 
     def _exchange(self, status: Status) -> list[Status]:
-        word = msgspec.json.encode(msgspec.structs.replace(status, message=status.message[:MESSAGE_BYTES]))
-        mine = torch.frombuffer(bytearray(word.ljust(VOTE_BYTES)), dtype=torch.uint8)
+        mine = torch.frombuffer(bytearray(encode_vote(status)), dtype=torch.uint8)
         everyone = [torch.empty_like(mine) for _ in range(self.world)]
         dist.all_gather(everyone, mine, group=self._group)
-        return [msgspec.json.decode(tensor.numpy().tobytes(), type=Status) for tensor in everyone]
+        return [decode_vote(tensor.numpy().tobytes()) for tensor in everyone]
 
     def _collective(self, action: Callable[[], T]) -> T:
         try:
             return action()
         except RuntimeError as error:  # gloo has no narrower type
             raise RanksDiverged(f"rank {self.rank} lost its peers: {error}") from error
+
+
+def encode_vote(status: Status) -> bytes:
+    """VOTE_BYTES, whatever the status says: its message is cut where it must be."""
+    message = status.message.encode(errors="replace")[:MESSAGE_BYTES].decode(errors="ignore")
+    word = msgspec.msgpack.encode(msgspec.structs.replace(status, message=message))
+    return _VOTE_SIZE.pack(len(word)) + word.ljust(VOTE_BYTES - _VOTE_SIZE.size, b"\0")
+
+
+def decode_vote(vote: bytes) -> Status:
+    (size,) = _VOTE_SIZE.unpack_from(vote)
+    return msgspec.msgpack.decode(vote[_VOTE_SIZE.size : _VOTE_SIZE.size + size], type=Status)
 
 
 def unanimous(control: Control, stage: str, work: Callable[[], T]) -> T:

@@ -77,7 +77,8 @@ class SlotImage:
 
     Names are PEFT's (``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`` …,
     ``base_model.model.lm_head.lora_A.weight``); A is [r, in], B is [out, r], trimmed to the rank.
-    `moments` hold Adam's exp_avg and exp_avg_sq under the same names; empty = weights only.
+    `exp_avg` and `exp_avg_sq` are Adam's moments under the same names; empty = weights only. `step`
+    counts the optimizer steps behind them.
     """
 
     layout: Layout
