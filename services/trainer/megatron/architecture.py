@@ -50,11 +50,20 @@ class Architecture:
 
 
 def read_architecture(directory: Path) -> Architecture:
-    """Raises InvalidInput naming the field of config.json that is not supported."""
+    """Raises InvalidInput naming the field of config.json that is missing or not supported."""
     try:
         config = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise InvalidInput(f"model path {directory}: config.json cannot be read: {error}") from error
+    try:
+        return _architecture(config)
+    except KeyError as error:
+        raise InvalidInput(f"model path {directory}: config.json has no {error.args[0]}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidInput(f"model path {directory}: config.json holds an unfit value: {error}") from error
+
+
+def _architecture(config: dict[str, Any]) -> Architecture:
     kind = (config.get("architectures") or [""])[0]
     if kind not in SUPPORTED:
         raise InvalidInput(f"architectures: {kind!r} is not supported; supported are {', '.join(SUPPORTED)}")

@@ -41,6 +41,25 @@ def test_unsupported_field_is_named(
         read_architecture(directory)
 
 
+@pytest.mark.parametrize("field", ["hidden_size", "num_attention_heads", "rms_norm_eps", "intermediate_size"])
+def test_missing_or_unfit_field_is_named(field: str, model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    directory = _copy(model_dir("qwen3"), tmp_path / "model", **{field: "many"})
+    with pytest.raises(InvalidInput, match="many"):
+        read_architecture(directory)
+    config = json.loads((directory / "config.json").read_text())
+    del config[field]
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidInput, match=f"config.json has no {field}"):
+        read_architecture(directory)
+
+
+@pytest.mark.parametrize("text", ["[]", "7", '"x"'])
+def test_config_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(InvalidInput, match=r"config\.json"):
+        read_architecture(tmp_path)
+
+
 def test_old_style_rope_theta_is_read(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     directory = _copy(model_dir("llama"), tmp_path / "model", rope_parameters=None, rope_theta=5e5)
     assert read_architecture(directory).rope_theta == 5e5
