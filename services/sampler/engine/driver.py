@@ -44,7 +44,6 @@ class EngineDriver:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._death: asyncio.Future[EngineDead] = self._loop.create_future()
-        self._stopping = False
         self._progress = time.monotonic()
         self._busy = False
         self.steps: Steps
@@ -85,6 +84,7 @@ class EngineDriver:
         try:
             return await self._until_dead(future, job)
         except asyncio.CancelledError:
+            future.cancel()  # a job that waits for its turn then does nothing
             self._jobs.put(lambda: self._abort(sequence_id))
             raise
 
@@ -98,10 +98,10 @@ class EngineDriver:
         return self._death.result()
 
     async def stop(self, timeout_seconds: float) -> bool:
-        """False when the thread did not end in time (it is a daemon)."""
-        self._stopping = True
+        """Ends open calls too. False when the thread did not end in time (it is a daemon)."""
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join, timeout_seconds)
+        self._die(EngineDead("the engine was stopped"))
         return not self._thread.is_alive()
 
     async def _until_dead(self, future: asyncio.Future[T], job: Job) -> T:

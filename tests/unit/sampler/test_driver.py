@@ -96,6 +96,32 @@ async def test_cancelling_aborts_in_the_engine(driver: EngineDriver, steps: Coun
     assert not steps.left
 
 
+async def test_what_is_cancelled_before_its_turn_never_reaches_the_engine(
+    driver: EngineDriver, steps: CountingSteps
+) -> None:
+    submitted: list[str] = []
+    steps.hold.clear()
+    running = asyncio.create_task(run(driver, steps, "running", 3))
+    await asyncio.sleep(0.05)  # the engine's thread is inside a step
+    early = asyncio.create_task(driver.run("early", lambda: submitted.append("early")))
+    await asyncio.sleep(0)
+    early.cancel()
+    await asyncio.gather(early, return_exceptions=True)
+    steps.hold.set()
+    assert await running == "running done"
+    assert not submitted and not steps.aborted
+
+
+async def test_a_stop_ends_open_and_later_calls(driver: EngineDriver, steps: CountingSteps) -> None:
+    long = asyncio.create_task(run(driver, steps, "long", 10**9))
+    await driver.call(lambda: None)
+    assert await driver.stop(5)
+    with pytest.raises(EngineDead, match="stopped"):
+        await asyncio.wait_for(long, 5)
+    with pytest.raises(EngineDead, match="stopped"):
+        await asyncio.wait_for(driver.call(lambda: 1), 5)
+
+
 async def test_a_dead_engine_fails_open_and_later_calls_with_the_cause(
     driver: EngineDriver, steps: CountingSteps
 ) -> None:
