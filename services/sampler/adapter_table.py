@@ -129,10 +129,7 @@ class AdapterTable:
     async def _pin(self, name: str, path: str, *, wait: bool) -> Resident:
         directory = self._directory(name, path)
         resident = self._residents.get(name)
-        bound = (
-            resident.adapter.directory if resident else self._seekers[name].directory if name in self._seekers else None
-        )
-        if bound not in (None, directory):
+        if self._bound(name) not in (None, directory):
             raise InvalidInput(f"adapter {name} is bound to another directory than {path[:300]!r}")
         if resident is not None and resident.state in (State.LOADING, State.READY):
             self._residents.move_to_end(name)
@@ -141,6 +138,12 @@ class AdapterTable:
         if not wait and not self._has_place():
             raise Busy(f"adapter {name}: all {self._places} places are held by adapters in use; retry later")
         return await self._seek(name, path, directory)
+
+    def _bound(self, name: str) -> Path | None:
+        """The directory that has or waits for a place under `name`."""
+        if name in self._residents:
+            return self._residents[name].adapter.directory
+        return self._seekers[name].directory if name in self._seekers else None
 
     def _unpin(self, resident: Resident) -> None:
         resident.in_use -= 1

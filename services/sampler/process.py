@@ -54,13 +54,14 @@ async def serve(settings: Settings, make_engine: EngineFactory) -> None:
         loop.add_signal_handler(number, stop.set)
     facts = await asyncio.to_thread(model_facts, settings, settings.dtype)
     engine = make_engine(settings, facts)
-    if not await _started(engine, stop):
-        return
+    patience = 0.0  # what has not come up cannot end in order: it only cleans up
     try:
-        await SamplerProcess(settings, engine, facts).serve(stop)
+        if await _started(engine, stop):
+            patience = ENGINE_STOP_SECONDS
+            await SamplerProcess(settings, engine, facts).serve(stop)
     finally:
-        if not await engine.stop(ENGINE_STOP_SECONDS):
-            log.error("the engine did not stop within %g s", ENGINE_STOP_SECONDS)
+        if not await engine.stop(patience) and patience:
+            log.error("the engine did not stop within %g s", patience)
 
 
 async def _started(engine: StartableEngine, stop: asyncio.Event) -> bool:

@@ -118,7 +118,7 @@ class VllmEngine:
     description = f"vllm {vllm.__version__}"
 
     def __init__(self, config: EngineConfig, stall_seconds: float) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix="tinkermesh-base-")
+        self._scratch = tempfile.TemporaryDirectory(prefix="tinkermesh-base-", ignore_cleanup_errors=True)
         self._config = config
         self._base = zero_adapter.base_adapter(Path(self._scratch.name))
         self._driver = EngineDriver(self._build, stall_seconds)

@@ -22,7 +22,7 @@ from services.common.grpc_channel import open_channel
 from services.common.grpc_server import GrpcServer
 from services.common.model_facts import model_facts
 from services.sampler.ports import EngineDead
-from services.sampler.process import SamplerProcess
+from services.sampler.process import SamplerProcess, serve
 from services.sampler.settings import Settings
 from tests.unit.sampler.doubles import FakeEngine, write_adapter, write_model
 from tests.unit.sampler.test_sampling_plan import body
@@ -230,6 +230,42 @@ def test_a_stop_signal_ends_the_process_with_0(model: Path, number: signal.Signa
         assert process.wait(60) == 0
     finally:
         process.kill()
+
+
+class LateEngine(FakeEngine):
+    """Starts never, or fails to; `patience` is what its end was given."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        super().__init__()
+        self.fault = fault
+        self.starting = asyncio.Event()
+        self.patience: list[float] = []
+
+    async def start(self) -> None:
+        self.starting.set()
+        if self.fault is not None:
+            raise self.fault
+        await asyncio.Event().wait()
+
+    async def stop(self, timeout_seconds: float) -> bool:
+        self.patience.append(timeout_seconds)
+        return False
+
+
+async def test_engine_that_is_still_starting_at_a_stop_signal_cleans_up_at_once(model: Path) -> None:
+    engine = LateEngine()
+    serving = asyncio.create_task(serve(settings_for(model), lambda settings, facts: engine))
+    await asyncio.wait_for(engine.starting.wait(), 10)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(serving, 10)
+    assert engine.patience == [0.0]
+
+
+async def test_engine_that_failed_to_start_cleans_up_and_its_cause_is_raised(model: Path) -> None:
+    engine = LateEngine(OSError("no such weights"))
+    with pytest.raises(OSError, match="no such weights"):
+        await serve(settings_for(model), lambda settings, facts: engine)
+    assert engine.patience == [0.0]
 
 
 def test_a_bad_setting_ends_the_process_with_1_and_its_name(model: Path) -> None:
