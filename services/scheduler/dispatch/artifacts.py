@@ -71,8 +71,11 @@ class Publications:
         try:
             return await self._client.artifact(ref)
         except (UnknownId, Gone):
-            lost = types.Failure(category=SERVER, message="the trainer no longer knows this save; save again")
-            return pb.ArtifactOutcome(unit_id=ref.unit_id, failure=lost)
+            return _failed(ref, "the trainer no longer knows this save; save again")
+        except (Unavailable, StaleFence):
+            raise
+        except TinkermeshError as error:
+            return _failed(ref, f"trainer broke its contract: {error.message}; save again")
 
     async def _settle(self, ref: pb.UnitRef, key: str, name: str, outcome: pb.ArtifactOutcome) -> None:
         started = traces.now_ms()
@@ -112,3 +115,7 @@ class Publications:
         seq = body.sampling_session_seq_id if body.HasField("sampling_session_seq_id") else None
         session = await self._sink.published(self._pool, stored.tenant, path, directory, seq)
         return types.Result(save=types.SaveResult(path=path, sampling_session_id=session)), path
+
+
+def _failed(ref: pb.UnitRef, message: str) -> pb.ArtifactOutcome:
+    return pb.ArtifactOutcome(unit_id=ref.unit_id, failure=types.Failure(category=SERVER, message=message))

@@ -16,7 +16,15 @@ from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common import logs
-from services.common.errors import ContractViolation, Gone, InvalidInput, Unavailable, UnknownId, UserError
+from services.common.errors import (
+    ContractViolation,
+    Gone,
+    ServerError,
+    StaleFence,
+    Unavailable,
+    UnknownId,
+    UserError,
+)
 from services.scheduler.core.companions import Companions
 from services.scheduler.core.fairness import charged
 from services.scheduler.core.plans import OptimPlan, PassPlan, Plan, UnloadPlan
@@ -178,9 +186,11 @@ class Cell:
     async def _executed(self, prepared: Prepared, stored: dict[str, StoredCommand], payload: bytes) -> Outcome:
         try:
             return await self._client.execute(prepared.unit, payload)
-        except InvalidInput as error:
+        except StaleFence:
+            raise
+        except UserError as error:
             return _refused(prepared, f"trainer refused the unit: {error.message}")
-        except Unavailable as error:
+        except ServerError as error:
             log.warning("unit %s: %s; attaching", prepared.unit.unit_id, error)
         return await self._recovered(prepared, stored)
 
@@ -190,10 +200,15 @@ class Cell:
         while True:
             try:
                 return await self._attached(prepared, stored)
-            except InvalidInput as error:
+            except StaleFence:
+                raise
+            except UserError as error:
                 return _refused(prepared, f"trainer refused the unit: {error.message}")
             except Unavailable as error:
                 log.warning("unit %s: trainer is away: %s", prepared.unit.unit_id, error)
+            except ServerError as error:
+                log.error("unit %s has no outcome: %s", prepared.unit.unit_id, error)
+                return Outcome(pb.UnitOutcome(), b"", error.message)
             if not await self._still_serving(self._incarnation):
                 raise TrainerLost(self._incarnation)
             await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])

@@ -17,8 +17,11 @@ QUICK_SECONDS = 10.0
 
 
 class Outcome(NamedTuple):
+    """`problem`: why nothing of it can be trusted; "" = it is what the trainer said."""
+
     header: pb.UnitOutcome
     payload: bytes
+    problem: str = ""
 
 
 class TrainerClient:
@@ -38,7 +41,7 @@ class TrainerClient:
         return cast("pb.TakeoverReply", await _typed(self._stub.Takeover(request, timeout=QUICK_SECONDS)))
 
     async def execute(self, unit: pb.Unit, payload: bytes) -> Outcome:
-        """Raises StaleFence, InvalidInput, Unavailable (it may have taken effect: attach)."""
+        """Raises StaleFence, UserError (nothing ran), another ServerError (it may have taken effect: attach)."""
         return await _collect(self._stub.Execute(_unit_frames(unit, payload), timeout=self._unit_seconds))
 
     async def attach(self, unit: pb.UnitRef) -> Outcome:

@@ -31,6 +31,8 @@ _NEW_LOADS = ("init", "load", "unload")
 def settlements(prepared: Prepared, outcome: Outcome) -> list[Settlement]:
     """One per item, in item order."""
     unit, header = prepared.unit, outcome.header
+    if outcome.problem:
+        return _violated(prepared, outcome.problem)
     if header.unit_id not in ("", unit.unit_id):
         return _violated(prepared, f"outcome of unit {header.unit_id!r}")
     if header.HasField("failure"):

@@ -20,7 +20,7 @@ from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.link import SamplerLink
 from services.scheduler.sampling.outcome import Verdict, server_failure
 from services.scheduler.sampling.router import choose
-from services.scheduler.sampling.serving import Retry, attempt, report
+from services.scheduler.sampling.serving import Retry, Served, attempt, report
 from services.scheduler.sampling.turns import Turns
 from services.scheduler.sampling.waiting import Waiting
 from services.scheduler.store.sampling import SamplingStore
@@ -194,6 +194,9 @@ class PoolRun:
     async def _serve(self, waiting: Waiting, link: SamplerLink, body: types.SampleBody) -> None:
         try:
             outcome = await attempt(waiting, link, body, self._limits.sample_seconds)
+        except Exception:  # noqa: BLE001 - a bug must fail this sample, not leave it pending for ever
+            log.exception("sample %s failed unexpectedly", waiting.sample.request_id)
+            outcome = Served(server_failure("sample", "unexpected error, told in the scheduler's log"), [])
         finally:
             link.in_flight -= waiting.sample.sequences
         if isinstance(outcome, Retry):

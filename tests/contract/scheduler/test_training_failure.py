@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from tinkermesh.v1 import trainer_pb2
 
-from services.common.errors import ModelClosed
+from services.common.errors import ModelClosed, TooLarge
 from tests.contract.scheduler.rig import Mesh, new_session, running_mesh
 from tests.contract.scheduler.test_training_packing import held
 from tests.doubles.valkey import ValkeyProcess
@@ -248,3 +248,34 @@ async def test_a_datums_own_fault_leaves_its_model_open_and_is_counted(mesh: Mes
     assert (await mesh.failed(await mesh.batch(model, 1))).category == 1
     step = await mesh.done(await mesh.step(model, 2))
     assert step.optim_step.metrics["window_rejected_requests"] == 1
+
+
+async def test_a_trainer_that_breaks_on_one_unit_fails_that_unit_and_serves_on_FAIL_08(
+    mesh: Mesh, monkeypatch: Any
+) -> None:
+    first, second = await mesh.opened(new_session()), await mesh.opened(new_session())
+
+    async def broken(*_: object) -> Any:
+        raise RuntimeError("a bug of the trainer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(mesh.trainer.book), "outcome", broken)
+        failure = await mesh.failed(await mesh.batch(first, 1))
+    assert failure.category == 2
+    assert "trainer broke its contract" in failure.message
+    with pytest.raises(ModelClosed, match=RESTORE):
+        await mesh.batch(first, 2)
+    await mesh.done(await mesh.batch(second, 1))
+
+
+async def test_a_unit_the_trainer_refuses_fails_by_itself_FAIL_01(mesh: Mesh, monkeypatch: Any) -> None:
+    model = await mesh.opened(new_session())
+
+    def refused(*_: object) -> Any:
+        raise TooLarge("unit has 9 payload bytes, this trainer takes 8")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(mesh.trainer.book), "start", refused)
+        failure = await mesh.failed(await mesh.batch(model, 1, backward=False))
+    assert "trainer refused the unit: unit has 9 payload bytes" in failure.message
+    await mesh.done(await mesh.batch(model, 2))

@@ -151,3 +151,17 @@ async def test_a_load_answers_its_path_and_clears_the_window(mesh: Mesh) -> None
     load = await mesh.done(await mesh.command(model, 3, load_weights={"path": path}))
     assert (load.model.model_id, load.model.path) == (model, path)
     assert (await mesh.done(await mesh.step(model, 4))).optim_step.metrics["window_datums"] == 0
+
+
+async def test_a_trainer_that_breaks_while_it_is_asked_for_a_save_fails_the_save(mesh: Mesh, monkeypatch: Any) -> None:
+    model = await mesh.opened(new_session())
+
+    class Broken(dict[str, Any]):
+        def get(self, *_: object) -> Any:
+            raise RuntimeError("a bug of the trainer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mesh.trainer.runner, "artifacts", Broken())
+        failure = await mesh.failed(await mesh.save(model, 1))
+    assert failure.category == 2
+    await mesh.done(await mesh.save(model, 2))

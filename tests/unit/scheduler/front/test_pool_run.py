@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Unavailable
 from services.scheduler.sampling.limits import SamplingLimits
@@ -37,3 +38,35 @@ async def test_what_could_not_be_sent_out_waits_again_in_its_old_order() -> None
         await run._start([(waiting, link) for waiting in batch])
     assert run._turns.all() == batch
     assert link.in_flight == 0
+
+
+class Store:
+    def __init__(self) -> None:
+        self.settled: list[types.Result] = []
+
+    async def settle(self, pool: str, key: str, result: types.Result, *_: object) -> tuple[bool, str]:
+        self.settled.append(result)
+        return True, ""
+
+
+class BrokenLink(Link):
+    incarnation = "one"
+
+    async def sample(self, request: object, seconds: float) -> types.SampleResult:
+        raise RuntimeError("a bug")
+
+    def forget(self, adapter: str) -> None:
+        return
+
+
+async def test_a_bug_met_on_the_way_fails_the_sample_instead_of_leaving_it_pending() -> None:
+    store = Store()
+    run = PoolRun("p", 1, cast("Any", store), cast("Any", None), SamplingLimits(), asyncio.Event())
+    run._spawn(sample(1), cast("Any", BrokenLink()), types.SampleBody(num_samples=1))
+    async with asyncio.timeout(5):
+        while run._tasks:
+            await asyncio.sleep(0)
+    (result,) = store.settled
+    assert result.failure.category == types.FAILURE_CATEGORY_SERVER
+    assert "a bug" not in result.failure.message
+    assert run._held == set()
