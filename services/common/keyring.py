@@ -15,13 +15,13 @@ import hashlib
 import hmac
 import os
 import secrets
-import time
 import uuid
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from services.common.clock import now_ms
 from services.common.errors import InvalidInput, Unauthenticated
 
 SCHEME = "hmac-sha256-1"
@@ -77,10 +77,6 @@ def key_id(key_digest: str) -> str:
 
 def new_secret() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(32)
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def ownership_mac(pepper: bytes, tenant_id: str, model_id: str, kind: str, name: str) -> str:

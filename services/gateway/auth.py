@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from tinkermesh.v1 import tenants_pb2 as pb
 
+from services.common.clock import now_ms
 from services.common.errors import InvalidInput, Unauthenticated, Unavailable
-from services.common.keyring import KeyEntry, Keyring, digest, key_id, now_ms
+from services.common.keyring import KeyEntry, Keyring, digest, key_id
 from services.gateway.errors import InvalidToken
 from services.gateway.tokens import PREFIX, Tokens
 from services.gateway.upstream.keys import KeyAnswers

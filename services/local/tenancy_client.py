@@ -12,8 +12,9 @@ import grpc
 from tinkermesh.v1 import tenants_pb2 as pb
 from tinkermesh.v1.tenants_pb2_grpc import TenantsStub
 
+from services.common.clock import now_ms
 from services.common.errors import InvalidInput, Unavailable, UnknownId, from_rpc_error
-from services.common.keyring import KeyEntry, Keyring, digest, key_id, load_pepper, new_secret, now_ms
+from services.common.keyring import KeyEntry, Keyring, digest, key_id, load_pepper, new_secret
 
 CALL_SECONDS = 10.0
 

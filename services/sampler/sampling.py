@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from tinkermesh.v1.sampler_pb2 import SampleRequest
 from tinkermesh.v1.types_pb2 import SampleResult
 
 from services.common import logs
+from services.common.clock import now_ms
 from services.common.errors import Busy, Unavailable
 from services.common.telemetry import current_traceparent, record_span, span
 from services.sampler.adapter_table import AdapterTable
@@ -34,7 +34,7 @@ class Stage:
 
     @classmethod
     def start(cls, name: str) -> Stage:
-        return cls(name, _now_ms())
+        return cls(name, now_ms())
 
 
 class Sampling:
@@ -77,7 +77,7 @@ class Sampling:
     async def _generate(self, request: SampleRequest, stage: Stage) -> SampleResult:
         async with self._adapter(request) as adapter:
             _record("sampler.load_adapter", stage, {"adapter": _adapter_name(request)})
-            stage.name, stage.started_ms = "generating", _now_ms()
+            stage.name, stage.started_ms = "generating", now_ms()
             plan = plan_sequences(request.request_id, request.body, adapter, self._limits, request.cache_salt)
             sequences = await self._all(plan)
         _record("sampler.generate", stage, _outcome(request, sequences))
@@ -129,8 +129,4 @@ def _outcome(request: SampleRequest, sequences: Sequence[GeneratedSequence]) -> 
 
 
 def _record(name: str, stage: Stage, attributes: dict[str, str | int | float | bool]) -> None:
-    record_span(name, current_traceparent(), stage.started_ms, _now_ms(), attributes)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    record_span(name, current_traceparent(), stage.started_ms, now_ms(), attributes)

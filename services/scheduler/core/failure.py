@@ -6,8 +6,6 @@ from enum import StrEnum
 
 from services.scheduler.core.view import Op
 
-RESTORE_HINT = "create a new model and restore from a checkpoint"
-
 
 class Reach(StrEnum):
     REQUEST = "request"  # only this future fails
@@ -38,7 +36,3 @@ def of_slot(op: Op, *, assignment_began: bool) -> Reach:
 
 def changes_slot(op: Op) -> bool:
     return op in (Op.FORWARD_BACKWARD, Op.OPTIM_STEP, Op.LOAD_WEIGHTS)
-
-
-def close_reason(op: Op, message: str) -> str:
-    return f"{op.value} failed: {message}; {RESTORE_HINT}"

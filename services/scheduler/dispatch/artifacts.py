@@ -10,9 +10,10 @@ from typing import Any
 from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common.clock import now_ms
 from services.common.errors import Gone, StaleFence, TinkermeshError, Unavailable, UnknownId, UserError
 from services.common.tinker_path import SAMPLER_WEIGHTS, WEIGHTS, TinkerPath
-from services.scheduler.dispatch import reports, traces
+from services.scheduler.dispatch import reports
 from services.scheduler.dispatch.client import TrainerClient
 from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.ports import SnapshotSink
@@ -78,7 +79,7 @@ class Publications:
             return _failed(ref, f"trainer broke its contract: {error.message}; save again")
 
     async def _settle(self, ref: pb.UnitRef, key: str, name: str, outcome: pb.ArtifactOutcome) -> None:
-        started = traces.now_ms()
+        started = now_ms()
         stored = (await self._commands.get(self._pool, [key])).get(key)
         failed = await self._settled(ref, key, name, outcome, stored)
         if stored is not None:

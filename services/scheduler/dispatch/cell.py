@@ -16,6 +16,7 @@ from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common import logs
+from services.common.clock import now_ms
 from services.common.errors import (
     ContractViolation,
     Gone,
@@ -151,7 +152,7 @@ class Cell:
         try:
             return await self._parts.slot_units.build(self._pool, unit, plan, stored[key])
         except UserError as error:
-            started = traces.now_ms()
+            started = now_ms()
             await self._parts.store.refuse(self._pool, self._term, key, error.message)
             reports.report(stored[key], "fail", error.message, started)
             return None
@@ -227,7 +228,7 @@ class Cell:
     # ---- settlement ------------------------------------------------------------------------
 
     async def _finish(self, prepared: Prepared, stored: dict[str, StoredCommand], outcome: Outcome) -> None:
-        started = traces.now_ms()
+        started = now_ms()
         unit_id = prepared.unit.unit_id
         entries = settlements(prepared, outcome)
         await self._parts.store.settle(self._pool, self._term, unit_id, entries)

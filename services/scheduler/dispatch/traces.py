@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from services.common import telemetry
+from services.common.clock import now_ms
 from services.scheduler.dispatch.units import Prepared
 from services.scheduler.store.commands import StoredCommand
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common.clock import now_ms
 from services.common.errors import StaleFence, TinkermeshError, Unavailable
 from services.scheduler.sampling.fleet import Fleet
 from services.scheduler.sampling.limits import SamplingLimits
@@ -228,7 +228,7 @@ class PoolRun:
     async def _settle(
         self, waiting: Waiting, result: types.Result, records: Sequence[types.SequenceRecord] = ()
     ) -> None:
-        started_ms = time.time_ns() // 1_000_000
+        started_ms = now_ms()
         retention_ms = self._limits.retention_ms
         await self._persist(lambda: self._store.settle(self._pool, waiting.key, result, retention_ms, records))
         self._held.discard(waiting.key)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import NamedTuple
 
 from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common import logs, telemetry
+from services.common.clock import now_ms
 from services.common.errors import TinkermeshError
 from services.scheduler.sampling.link import SamplerLink
 from services.scheduler.sampling.outcome import Verdict, checked, of_error, verdict
@@ -39,7 +39,7 @@ class Retry:
 async def attempt(waiting: Waiting, link: SamplerLink, body: types.SampleBody, seconds: float) -> Served | Retry:
     """Load the adapter explicitly, then sample. What may be settled, or why it must be tried again."""
     sample = waiting.sample
-    telemetry.record_span("queue", sample.traceparent, sample.admitted_ms, _now_ms(), _ids(sample))
+    telemetry.record_span("queue", sample.traceparent, sample.admitted_ms, now_ms(), _ids(sample))
     attributes = {**_ids(sample), "sampler_id": link.sampler_id, "adapter": waiting.adapter_name}
     with (
         logs.bind(request_id=sample.request_id, tenant_id=sample.tenant_id),
@@ -71,7 +71,7 @@ def report(sample: WaitingSample, result: types.Result, started_ms: int) -> None
     """What became of a sample, to the log and to its trace; `started_ms`: when its outcome was there."""
     failed = result.failure.message if result.HasField("failure") else ""
     action = "fail" if failed else "done"
-    telemetry.record_span("settle", sample.traceparent, started_ms, _now_ms(), {**_ids(sample), "action": action})
+    telemetry.record_span("settle", sample.traceparent, started_ms, now_ms(), {**_ids(sample), "action": action})
     trace_id = telemetry.trace_id_of(sample.traceparent) if telemetry.enabled() else ""
     with logs.bind(request_id=sample.request_id, tenant_id=sample.tenant_id, trace_id=trace_id):
         if failed:
@@ -82,7 +82,3 @@ def report(sample: WaitingSample, result: types.Result, started_ms: int) -> None
 
 def _ids(sample: WaitingSample) -> dict[str, str | int | float | bool]:
     return {"request_id": sample.request_id, "tenant_id": sample.tenant_id}
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -78,10 +78,6 @@ class CommandCache:
         while len(self._found) > self._limit:
             self._found.popitem(last=False)
 
-    def forget(self, pool: str, done: Iterable[str]) -> None:
-        for key in done:
-            self._found.pop((pool, key), None)
-
 
 def _stored(key: str, row: Sequence[bytes | None]) -> StoredCommand:
     text = [b"" if value is None else value for value in row]

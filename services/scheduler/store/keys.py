@@ -15,6 +15,9 @@ Request row ``req(pool, key)``, a hash (training commands and samples alike):
     traceparent  of the Submit span                units         space-separated unit ids
     admitted_ms, issued_ms, settled_ms             result        serialized v1.Result once settled
     result_bytes                                   sequence_ids  space-separated (samples)
+    expires_ms   when the result may go            charged       what it holds of its tenant's quota
+    pack, datums, tokens, issued, reported, flying, solo, rejected, captured_ms, artifact (training)
+    sequences, adapter_name, adapter_path, result_upload, result_segments, recorded (samples)
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ def usage(pool: str, tenant_id: str) -> str:
 
 
 def facts(pool: str) -> str:
-    """String: serialized v1.PoolFacts as the first trainer registered it."""
+    """String: serialized v1.PoolFacts as the trainer registered them; a sampler's own until there is one."""
     return _pool(pool, "facts")
 
 
@@ -122,7 +125,10 @@ def payload(pool: str, upload: str, index: int) -> str:
 
 
 def model(pool: str, model_id: str) -> str:
-    """Hash: tenant, session, state creating|open|closing|closed, reason, slot, load_number, layout, ..."""
+    """Hash: tenant, session, state creating|open|closing|closed, reason, slot, load_number, layout, ...
+
+    Beside it ``names:<model id>``, the set of the names its snapshots took.
+    """
     return _pool(pool, f"model:{model_id}")
 
 
@@ -157,7 +163,7 @@ def rows(pool: str, model_id: str) -> str:
 
 
 def pool_session_models(pool: str, session_id: str) -> str:
-    """Set of the session's model ids in this pool."""
+    """Set of the session's model ids in this pool. Beside it ``ended:<session>``, for a day once it has ended."""
     return _pool(pool, f"session_models:{session_id}")
 
 
@@ -177,7 +183,7 @@ def counters(pool: str) -> str:
 
 
 def expiring(pool: str) -> str:
-    """Zset request key -> when its result may be dropped, unix ms (training commands)."""
+    """Zset request key -> when its result may be dropped, unix ms (samples too)."""
     return _pool(pool, "expiring")
 
 
@@ -252,5 +258,5 @@ def settled_channel(pool: str) -> str:
 
 
 def ready_channel(pool: str) -> str:
-    """Pub/sub: ``train`` or ``sample`` when there is new work for the lease holder."""
+    """Pub/sub: ``train`` or ``sample`` = new work for the lease holder, ``lease`` = the lease is free."""
     return f"{PREFIX}:ready:{pool}"

@@ -12,7 +12,7 @@ from services.scheduler.store import keys
 from services.scheduler.store.outages import reaching_redis
 
 _FIELDS = ("tenant", "session", "state", "reason", "slot", "load_number", "base_model", "layout", "user_metadata")
-_MORE = ("next_seq", "last_checkpoint", "ending", "last_request_ms")
+_MORE = ("next_seq", "ending", "last_request_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,6 @@ class ModelRow:
     layout: types.AdapterLayout
     user_metadata: str
     next_seq: int
-    last_checkpoint: str
     ending: bool
     last_request_ms: int
 
@@ -51,7 +50,7 @@ class ModelReader:
 
 
 def _row(model_id: str, values: list[bytes]) -> ModelRow:
-    tenant, session, state, reason, slot, load_number, base_model, layout, metadata, next_seq, path = values[:11]
+    tenant, session, state, reason, slot, load_number, base_model, layout, metadata, next_seq = values[:10]
     return ModelRow(
         model_id=model_id,
         tenant=tenant.decode(),
@@ -64,7 +63,6 @@ def _row(model_id: str, values: list[bytes]) -> ModelRow:
         layout=types.AdapterLayout.FromString(layout),
         user_metadata=metadata.decode(),
         next_seq=int(next_seq or 0),
-        last_checkpoint=path.decode(),
-        ending=values[11] == b"1",
-        last_request_ms=int(values[12] or 0),
+        ending=values[10] == b"1",
+        last_request_ms=int(values[11] or 0),
     )

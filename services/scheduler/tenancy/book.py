@@ -11,8 +11,9 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from services.common.clock import now_ms
 from services.common.errors import InvalidInput, Unavailable
-from services.common.keyring import KeyEntry, Keyring, key_id, now_ms
+from services.common.keyring import KeyEntry, Keyring, key_id
 from services.scheduler.store.tenancy import Stored, TenancyStore
 from services.scheduler.tenancy.records import DEFAULT_WEIGHT, Quotas, TenantRecord
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from tinkermesh.v1 import tenants_pb2 as pb
 
+from services.common.clock import now_ms
 from services.common.errors import InvalidInput, UnknownId
-from services.common.keyring import now_ms
 from services.scheduler.store.tenancy import TenancyStore
 from services.scheduler.tenancy.book import TenantBook
 from services.scheduler.tenancy.records import LARGEST_WEIGHT, QUOTA_NAMES, Overrides, Quotas, TenantRecord

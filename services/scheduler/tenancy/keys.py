@@ -8,8 +8,9 @@ import uuid
 import msgspec
 
 from services.common.audit import AUDIT
+from services.common.clock import now_ms
 from services.common.errors import InvalidInput, UnknownId
-from services.common.keyring import KeyEntry, digest, key_id, new_secret, now_ms
+from services.common.keyring import KeyEntry, digest, key_id, new_secret
 from services.scheduler.store.tenancy import TenancyStore
 from services.scheduler.tenancy.book import KnownKey, TenantBook
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tinkermesh.v1 import tenants_pb2 as pb
 from tinkermesh.v1 import tenants_pb2_grpc
 
+from services.common.clock import now_ms
 from services.common.grpc_boundary import Context
-from services.common.keyring import now_ms
 from services.scheduler.tenancy.book import KnownKey, TenantBook
 from services.scheduler.tenancy.desk import TenantDesk
 from services.scheduler.tenancy.keys import KeyDesk
