@@ -43,6 +43,12 @@ def resolve(root: Path, path: TinkerPath) -> Path:
     return real
 
 
+def is_version_of(directory_name: str, name: str) -> bool:
+    """Whether it is a ``_version_<name>_<unique>``; names may hold underscores, the unique part does not."""
+    stem, _, unique = directory_name.removeprefix(VERSION_PREFIX).rpartition("_")
+    return directory_name.startswith(VERSION_PREFIX) and stem == name and unique.isalnum()
+
+
 def relative(root: Path, directory: Path) -> str:
     return str(directory.relative_to(root.resolve()))
 

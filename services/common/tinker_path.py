@@ -11,7 +11,8 @@ from services.common.ids import parse_model_id
 SCHEME = "tinker://"
 WEIGHTS = "weights"
 SAMPLER_WEIGHTS = "sampler_weights"
-KINDS = (WEIGHTS, SAMPLER_WEIGHTS)
+EXTERNAL_WEIGHTS = "external_weights"
+KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -55,5 +56,5 @@ def parse_tinker_path(text: str, field: str = "path") -> TinkerPath:
 
 
 def parse_checkpoint_id(model_id: str, checkpoint_id: str) -> TinkerPath:
-    """`checkpoint_id` is ``weights/<name>`` or ``sampler_weights/<name>``."""
+    """`checkpoint_id` is ``<kind>/<name>``. Raises InvalidInput."""
     return parse_tinker_path(f"{SCHEME}{model_id}/{checkpoint_id}", "checkpoint_id")

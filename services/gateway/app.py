@@ -14,13 +14,39 @@ from services.common.errors import NotSupported
 from services.gateway.errors import error_response
 from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
-from services.gateway.routes import auth, batches, futures, meta, models, sampling, sessions, training
+from services.gateway.routes import (
+    auth,
+    batches,
+    checkpoints,
+    downloads,
+    futures,
+    history,
+    hosted_only,
+    meta,
+    models,
+    sampling,
+    sessions,
+    training,
+)
 from services.gateway.settings import Settings
 
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 # The busiest first: routes are tried in order.
-_AREAS = (futures, batches, training, sampling, sessions, models, auth, meta)
+_AREAS = (
+    futures,
+    batches,
+    training,
+    sampling,
+    sessions,
+    models,
+    checkpoints,
+    downloads,
+    history,
+    auth,
+    meta,
+    hosted_only,
+)
 
 
 def create_app(settings: Settings, on_start: Callable[[Gateway], None] | None = None) -> Starlette:

@@ -24,6 +24,9 @@ class Caller(NamedTuple):
     token_ends: int = 0
 
 
+NOBODY = Caller("", "")
+
+
 class Authenticator:
     """Keys live only in local variables here; nothing else in the gateway sees one."""
 

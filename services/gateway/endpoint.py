@@ -14,7 +14,7 @@ from services.common import logs, telemetry
 from services.common.errors import Busy, Forbidden, ServerError, TinkermeshError, Unauthenticated
 from services.gateway import audit
 from services.gateway.audit import Decision
-from services.gateway.auth import Caller
+from services.gateway.auth import NOBODY, Caller
 from services.gateway.errors import error_response, internal_error_response
 from services.gateway.gateway import Gateway
 from services.gateway.http import read_body
@@ -71,12 +71,14 @@ def endpoint(
     *,
     begins_trace: bool = True,
     audited: bool | None = None,
+    authenticate: bool = True,
 ) -> Route:
     """A route under /api/v1 whose handler runs authenticated and whose failures are JSON answers.
 
     What clients send over and over, such as polls and heartbeats, is traced only inside a trace of theirs.
     `audited`: what it admits leaves an audit line. Without word all but GETs and what is not traced does;
-    refusals of who calls, or how much, always do.
+    refusals of who calls, or how much, always do. A handler that does not `authenticate` checks a signed
+    link itself; its call has no tenant.
     """
     full = PREFIX + path
     keeps = (begins_trace and tuple(methods) != ("GET",)) if audited is None else audited
@@ -84,7 +86,7 @@ def endpoint(
     async def answer(request: Request) -> Response:
         decision = Decision(f"{request.method} {full}")
         try:
-            caller = await gateway.auth.caller(request.headers)
+            caller = await gateway.auth.caller(request.headers) if authenticate else NOBODY
             decision.tenant, decision.key_id, decision.label = caller.tenant, caller.key_id, caller.label
             with logs.bind(tenant_id=caller.tenant):
                 response = await handler(Call(gateway, request, caller, decision))

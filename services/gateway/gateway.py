@@ -10,9 +10,11 @@ from services.common.grpc_channel import open_channel
 from services.common.keyring import Keyring, load_pepper
 from services.gateway.auth import Authenticator
 from services.gateway.counters import DroppedInputs
+from services.gateway.links import Links
 from services.gateway.offload import Offload
 from services.gateway.settings import Settings
 from services.gateway.tokens import Tokens
+from services.gateway.upstream.catalog import CatalogClient
 from services.gateway.upstream.facts import FactsCache
 from services.gateway.upstream.keys import KeyAnswers, TenantsClient
 from services.gateway.upstream.retry import Retry
@@ -35,6 +37,8 @@ class Gateway:
         self._channel = open_channel(scheduler_target(settings.scheduler))
         retry = Retry(settings.rpc_timeout_seconds, settings.retry_seconds)
         self.scheduler = SchedulerClient(self._channel, retry)
+        self.catalog = CatalogClient(self._channel, retry)
+        self.links = Links(pepper)
         self.tenants = TenantsClient(self._channel, retry)
         self.tokens = Tokens(pepper, settings.jwt_lifetime_seconds) if settings.jwt_auth else None
         keyring = Keyring(Path(settings.key_file), pepper)

@@ -32,6 +32,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     listen_fd: int | None = None
     # host:port of every scheduler replica, separated by commas; or one gRPC target.
     scheduler: str = "127.0.0.1:7001"
+    # What clients call this mesh, for download links: https://host/prefix. "" = as the request came in.
+    public_url: str = ""
     key_file: str
     pepper_file: str
 

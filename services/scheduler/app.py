@@ -12,6 +12,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from tinkermesh.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    catalog_pb2,
+    catalog_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
     tenants_pb2,
@@ -62,9 +64,11 @@ class App:
         self._run(parts.book.run(), "tenants")
         self._run(parts.watches.run(), "watches")
         self._run(parts.sweeper.run(), "sweeper")
+        self._run(parts.catalog_sweeper.run(), "catalog sweeper")
         self._run(parts.training.run(), "training")
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(parts.scheduler, self._server.server)
         scheduler_pb2_grpc.add_RegistryServicer_to_server(parts.registry, self._server.server)
+        catalog_pb2_grpc.add_CatalogServicer_to_server(parts.catalog, self._server.server)
         admin_pb2_grpc.add_AdminServicer_to_server(parts.admin, self._server.server)
         tenants_pb2_grpc.add_TenantsServicer_to_server(parts.tenants, self._server.server)
         self.port = await self._server.start(settings.listen)
@@ -144,4 +148,5 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
 def _services() -> Sequence[ServiceDescriptor]:
     scheduler = scheduler_pb2.DESCRIPTOR.services_by_name
     operators = [admin_pb2.DESCRIPTOR.services_by_name["Admin"], tenants_pb2.DESCRIPTOR.services_by_name["Tenants"]]
-    return [scheduler["Scheduler"], scheduler["Registry"], *operators]
+    catalog = catalog_pb2.DESCRIPTOR.services_by_name["Catalog"]
+    return [scheduler["Scheduler"], scheduler["Registry"], catalog, *operators]

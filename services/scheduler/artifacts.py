@@ -1,4 +1,9 @@
-"""Checkpoints and snapshots in the shared store, with ownership checked on every look."""
+"""Checkpoints and snapshots in the shared store, with ownership and liveness checked on every look.
+
+What never changes lies in a version's meta.json under a seal: owner, layout, base model. What its
+owner may change, the catalog knows: whether it is public, and when it ends. Of a version the catalog
+does not know (yet) the metadata's own end counts, and it is not public.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +24,12 @@ from services.common.artifact_meta import decode_meta
 from services.common.errors import Forbidden, InvalidInput, MissingResource
 from services.common.keyring import ownership_mac, same_digest
 from services.common.tinker_path import KINDS, TinkerPath, check_name, parse_tinker_path
+from services.scheduler.store.catalog import CatalogStore, CheckpointEntry
 
 log = logging.getLogger(__name__)
+
+SUPERSEDED_SECONDS = 60.0
+"""A version no name points at may be one that is being published; it is left alone for so long."""
 
 TenantOfDigest = Callable[[str], str]
 
@@ -33,25 +42,22 @@ class Artifact:
     directory: Path
     meta: trainer_pb2.ArtifactMeta
     size_bytes: int
+    expires_ms: int  # 0 = never; as its owner set it last, where `find` or `pinned` answered it
+    copied_from: str = ""
 
-    def info(self) -> pb.CheckpointInfo:
-        return pb.CheckpointInfo(
-            checkpoint_id=self.path.checkpoint_id,
-            path=str(self.path),
-            created_unix_ms=self.meta.created_unix_ms,
-            size_bytes=self.size_bytes,
-            user_metadata_json=self.meta.user_metadata_json,
-            expires_unix_ms=self.meta.expires_unix_ms,
-        )
+    @property
+    def version(self) -> str:
+        return self.directory.name
 
 
 class Artifacts:
     """Implements ports.ArtifactReader. File access runs in threads: the store may be remote."""
 
-    def __init__(self, root: Path, pepper: bytes, tenant_of_digest: TenantOfDigest) -> None:
-        self._root = root
-        self._pepper = pepper
+    def __init__(self, root: Path, pepper: bytes, tenant_of_digest: TenantOfDigest, catalog: CatalogStore) -> None:
+        self.root = root
+        self.pepper = pepper
         self._tenant_of_digest = tenant_of_digest
+        self._catalog = catalog
 
     async def weights_info(self, path: str, tenant_id: str, access_digest: str) -> pb.WeightsInfo:
         artifact = await self.find(path, tenant_id, access_digest)
@@ -59,75 +65,113 @@ class Artifacts:
 
     async def version_directory(self, path: str, tenant_id: str, access_digest: str) -> str:
         artifact = await self.find(path, tenant_id, access_digest)
-        return store.relative(self._root, artifact.directory)
+        return store.relative(self.root, artifact.directory)
 
     async def find(self, path: str, tenant_id: str, access_digest: str, field: str = "path") -> Artifact:
-        """Raises InvalidInput, MissingResource, Forbidden."""
-        parsed = parse_tinker_path(path, field)
-        return await asyncio.to_thread(self._find, parsed, tenant_id, access_digest)
-
-    async def of_model(self, model_id: str, tenant_id: str) -> list[Artifact]:
-        """Everything published of a model, the newest first. Raises Forbidden when it is another tenant's."""
-        return await asyncio.to_thread(self._of_model, model_id, tenant_id)
-
-    async def delete(self, path: TinkerPath, tenant_id: str) -> None:
-        """The public link goes first, so no reader finds a half-deleted version.
-
-        Raises MissingResource when it is not there (any more), Forbidden.
-        """
-        await asyncio.to_thread(self._delete, path, tenant_id)
-
-    def _find(self, path: TinkerPath, tenant_id: str, access_digest: str) -> Artifact:
-        artifact = self._read(path)
+        """What `tenant_id` may read. Raises InvalidInput, MissingResource, Forbidden."""
+        artifact = await self.stored(parse_tinker_path(path, field))
         owner = artifact.meta.tenant_id
-        if owner != tenant_id and not self._granted(owner, access_digest):
+        entry = await self._entry(artifact)
+        mine = owner == tenant_id or self._granted(owner, access_digest)
+        if not mine and (entry is None or not entry.public):
+            raise Forbidden(f"{artifact.path} belongs to another tenant")
+        return _living(artifact, entry)
+
+    async def pinned(self, path: TinkerPath, version: str) -> Artifact:
+        """A version its reader was told of before, superseded or not. Raises InvalidInput, MissingResource."""
+        artifact = await asyncio.to_thread(self._read_pinned, path, version)
+        return _living(artifact, await self._entry(artifact))
+
+    async def _entry(self, artifact: Artifact) -> CheckpointEntry | None:
+        """What the catalog says of this version; None when it speaks of another one, or of none."""
+        entry = await self._catalog.checkpoint(artifact.meta.tenant_id, artifact.path)
+        return entry if entry is not None and entry.version == artifact.version else None
+
+    async def stored(self, path: TinkerPath) -> Artifact:
+        """The version `path` names now, whoever asks. Raises InvalidInput, MissingResource."""
+        return await asyncio.to_thread(self._read, path)
+
+    async def owned(self, path: TinkerPath, tenant_id: str) -> Artifact:
+        """The same if it is the tenant's own. Raises InvalidInput, MissingResource, Forbidden."""
+        artifact = await self.stored(path)
+        if artifact.meta.tenant_id != tenant_id:
             raise Forbidden(f"{path} belongs to another tenant")
-        expires = artifact.meta.expires_unix_ms
-        if expires and expires <= time.time() * 1000:
-            raise MissingResource(f"{path} expired; its ttl_seconds are over")
         return artifact
+
+    async def of_run(self, run_id: str) -> list[Artifact]:
+        """Everything published of a run, whoever owns it, the oldest first; what is damaged is left out."""
+        return await asyncio.to_thread(self._of_run, run_id)
+
+    async def run_ids(self) -> list[str]:
+        """Every run that has a directory in the store."""
+        return await asyncio.to_thread(lambda: sorted(folder.name for folder in (self.root / "runs").glob("*")))
+
+    async def remove(self, path: TinkerPath, version: str) -> None:
+        """Deletes a version's files; its public name first, so no reader finds half of it.
+
+        A newer version under the same name stays. Repeatable.
+        """
+        await asyncio.to_thread(self._remove, path, version)
 
     def _granted(self, owner: str, access_digest: str) -> bool:
         return access_digest != "" and self._tenant_of_digest(access_digest) == owner
 
     def _read(self, path: TinkerPath) -> Artifact:
-        directory = store.resolve(self._root, path)
+        return self._read_version(path, store.resolve(self.root, path))
+
+    def _read_version(self, path: TinkerPath, directory: Path) -> Artifact:
         raw = store.read_meta(directory, path)
         meta = _meta(raw, path)
-        expected = ownership_mac(self._pepper, meta.tenant_id, path.model_id, path.kind, path.name)
+        expected = ownership_mac(self.pepper, meta.tenant_id, path.model_id, path.kind, path.name)
         if not same_digest(expected, meta.ownership_mac):
             raise InvalidInput(f"{path}: its metadata does not carry this mesh's seal; it was changed or moved by hand")
-        return Artifact(path, directory, meta, _size(raw))
+        copied_from = str(raw.get("copied_from", ""))
+        return Artifact(path, directory, meta, _size(raw), meta.expires_unix_ms, copied_from)
 
-    def _of_model(self, model_id: str, tenant_id: str) -> list[Artifact]:
-        found = [artifact for path in self._public_paths(model_id) if (artifact := self._usable(path, tenant_id))]
-        return sorted(found, key=lambda artifact: artifact.meta.created_unix_ms, reverse=True)
+    def _read_pinned(self, path: TinkerPath, version: str) -> Artifact:
+        if not store.is_version_of(version, path.name):
+            raise MissingResource(f"{path} has no version {version[:200]!r}")
+        parent = str(Path(store.public_directory(path)).parent)
+        directory = store.contained(self.root, f"{parent}/{version}")
+        if not (directory / store.META_FILE).is_file():
+            raise MissingResource(f"{path}: this version was deleted")
+        return self._read_version(path, directory)
 
-    def _usable(self, path: TinkerPath, tenant_id: str) -> Artifact | None:
+    def _of_run(self, run_id: str) -> list[Artifact]:
+        found = [artifact for path in self._public_paths(run_id) if (artifact := self._usable(path))]
+        return sorted(found, key=lambda artifact: artifact.meta.created_unix_ms)
+
+    def _usable(self, path: TinkerPath) -> Artifact | None:
         try:
-            return self._find(path, tenant_id, "")
+            return self._read(path)
         except (InvalidInput, MissingResource) as error:
             log.warning("artifact left out: %s", error)
             return None
 
-    def _public_paths(self, model_id: str) -> Iterator[TinkerPath]:
+    def _public_paths(self, run_id: str) -> Iterator[TinkerPath]:
         for kind in KINDS:
-            folder = self._root / "runs" / model_id / kind
+            folder = self.root / "runs" / run_id / kind
             if folder.is_dir():
-                yield from (TinkerPath(model_id, kind, link.name) for link in folder.iterdir() if _is_public(link))
+                yield from (TinkerPath(run_id, kind, link.name) for link in folder.iterdir() if _is_public(link))
 
-    def _delete(self, path: TinkerPath, tenant_id: str) -> None:
-        self._find_for_deletion(path, tenant_id)
-        public = self._root / store.public_directory(path)
-        public.unlink(missing_ok=True)
-        for version in public.parent.glob(f"{store.VERSION_PREFIX}{path.name}_*"):
-            if _version_of(version.name) == path.name:
-                shutil.rmtree(version, ignore_errors=True)
+    def _remove(self, path: TinkerPath, version: str) -> None:
+        public = self.root / store.public_directory(path)
+        if public.is_symlink() and public.readlink().name == version:
+            public.unlink(missing_ok=True)
+        current = public.readlink().name if public.is_symlink() else ""
+        for directory in public.parent.glob(f"{store.VERSION_PREFIX}{path.name}_*"):
+            if not store.is_version_of(directory.name, path.name) or directory.name == current:
+                continue
+            if directory.name == version or _age_seconds(directory) > SUPERSEDED_SECONDS:
+                shutil.rmtree(directory, ignore_errors=True)
 
-    def _find_for_deletion(self, path: TinkerPath, tenant_id: str) -> None:
-        artifact = self._read(path)
-        if artifact.meta.tenant_id != tenant_id:
-            raise Forbidden(f"{path} belongs to another tenant")
+
+def _living(artifact: Artifact, entry: CheckpointEntry | None) -> Artifact:
+    """Raises MissingResource."""
+    expires = artifact.meta.expires_unix_ms if entry is None else entry.expires_ms
+    if (expires and expires <= time.time() * 1000) or (entry is not None and entry.doomed):
+        raise MissingResource(f"{artifact.path} expired or is being deleted; its ttl_seconds are over")
+    return replace(artifact, expires_ms=expires)
 
 
 def _meta(raw: dict[str, Any], path: TinkerPath) -> trainer_pb2.ArtifactMeta:
@@ -153,6 +197,8 @@ def _is_public(link: Path) -> bool:
     return (link / store.META_FILE).is_file()
 
 
-def _version_of(directory_name: str) -> str:
-    """``_version_<name>_<unique>`` -> name; names may hold underscores, the unique part does not."""
-    return directory_name.removeprefix(store.VERSION_PREFIX).rpartition("_")[0]
+def _age_seconds(directory: Path) -> float:
+    try:
+        return time.time() - directory.lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -8,12 +8,12 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common import logs, telemetry
-from services.common.errors import InvalidInput, TooLarge
+from services.common.errors import InvalidInput, KeyConflict, TooLarge
 from services.common.ids import is_session_id, parse_model_id, parse_request_id
 from services.scheduler.pools import Pools, same_base_model
 from services.scheduler.ports import Admission, ArtifactReader
 from services.scheduler.sampling.sessions import SamplingSessions
-from services.scheduler.session_directory import SessionDirectory
+from services.scheduler.session_directory import COPY, SessionDirectory
 from services.scheduler.sessions import Sessions
 from services.scheduler.store.requests import RequestReader
 
@@ -69,6 +69,8 @@ class Intake:
             await self._directory.check_owner(request.tenant_id, key.session_id)
             pool = await self._pool_of_create(request)
         pool = await self._directory.claim_model(request.tenant_id, key.session_id, key.model_seq_id, pool)
+        if pool == COPY:
+            raise KeyConflict(f"model_seq_id {key.model_seq_id} of this session names a copy; use the next one")
         reply = await self._training.submit(request, payload, telemetry.current_traceparent())
         await self._sessions.close_late_model(key.session_id, pool)
         return reply

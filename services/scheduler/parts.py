@@ -9,6 +9,13 @@ from pathlib import Path
 from services.common.keyring import Keyring, load_pepper
 from services.scheduler.admin import Admin
 from services.scheduler.artifacts import Artifacts
+from services.scheduler.catalog.checkpoints import Checkpoints
+from services.scheduler.catalog.copies import Copies
+from services.scheduler.catalog.downloads import Downloads
+from services.scheduler.catalog.runs import TrainingRuns
+from services.scheduler.catalog.server import Catalog
+from services.scheduler.catalog.sessions import SessionCatalog
+from services.scheduler.catalog.sweeper import CatalogSweeper
 from services.scheduler.directory import Directory
 from services.scheduler.dispatch.training import Training
 from services.scheduler.explanations import Explanations
@@ -30,6 +37,7 @@ from services.scheduler.server import Scheduler
 from services.scheduler.session_directory import SessionDirectory
 from services.scheduler.sessions import Sessions
 from services.scheduler.settings import Settings
+from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.connection import Redis
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.notices import Notices
@@ -46,7 +54,6 @@ from services.scheduler.tenancy.desk import TenantDesk
 from services.scheduler.tenancy.keys import KeyDesk
 from services.scheduler.tenancy.places import SessionPlaces
 from services.scheduler.tenancy.service import Tenants
-from services.scheduler.training_runs import TrainingRuns
 from services.scheduler.watch import WatchHub
 
 
@@ -55,6 +62,8 @@ class Parts:
     """What the process serves and what it runs beside."""
 
     scheduler: Scheduler
+    catalog: Catalog
+    catalog_sweeper: CatalogSweeper
     registry: Registry
     admin: Admin
     tenants: Tenants
@@ -80,6 +89,8 @@ class Assembly:
         """Raises InvalidInput when the pepper cannot be read."""
         return Parts(
             scheduler=self.scheduler,
+            catalog=self.catalog,
+            catalog_sweeper=CatalogSweeper(self.catalog_store, self.artifacts),
             registry=Registry(self.registry_store, self.directory),
             admin=self.admin,
             tenants=self.tenants,
@@ -135,7 +146,11 @@ class Assembly:
 
     @cached_property
     def artifacts(self) -> Artifacts:
-        return Artifacts(self.store_root, self.pepper, self.book.tenant_of_digest)
+        return Artifacts(self.store_root, self.pepper, self.book.tenant_of_digest, self.catalog_store)
+
+    @cached_property
+    def catalog_store(self) -> CatalogStore:
+        return CatalogStore(self._redis, self._functions)
 
     @cached_property
     def tenancy_store(self) -> TenancyStore:
@@ -181,7 +196,16 @@ class Assembly:
     def sessions(self) -> Sessions:
         places = SessionPlaces(self.tenancy_store, self.session_store, self.book)
         keep_ms = self.limits.retention_ms
-        return Sessions(self.session_store, self.training.models, self.cancellation, places, keep_ms=keep_ms)
+        models, catalog = self.training.models, self.catalog_store
+        return Sessions(self.session_store, models, self.cancellation, places, catalog, keep_ms=keep_ms)
+
+    @cached_property
+    def training_runs(self) -> TrainingRuns:
+        return TrainingRuns(self.catalog_store, self.training.models, self.artifacts)
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.catalog_store, self.artifacts)
 
     @cached_property
     def queue_states(self) -> QueueStates:
@@ -245,11 +269,24 @@ class Assembly:
             cancellation=self.cancellation,
             models=self.training.models,
             artifacts=self.artifacts,
-            training_runs=TrainingRuns(self.training.models, self.artifacts),
+            training_runs=self.training_runs,
+            checkpoints=self.checkpoints,
             directory=self.directory,
             results=self.results,
             watches=self.watches,
             front=self.front,
+        )
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        return Catalog(
+            runs=self.training_runs,
+            checkpoints=self.checkpoints,
+            sessions=SessionCatalog(self.catalog_store, self.session_store),
+            copies=Copies(self.catalog_store, self.artifacts, self.session_directory),
+            downloads=Downloads(self.artifacts),
+            store=self.catalog_store,
+            artifacts=self.artifacts,
         )
 
     @cached_property

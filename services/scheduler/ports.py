@@ -7,6 +7,9 @@ from typing import Protocol
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common.tinker_path import TinkerPath
+from services.scheduler.artifacts import Artifact
+
 
 class Admission(Protocol):
     """Accepts commands durably: one implementation for training keys, one for samples."""
@@ -93,4 +96,18 @@ class ArtifactReader(Protocol):
 
     async def version_directory(self, path: str, tenant_id: str, access_digest: str) -> str:
         """The immutable directory `path` names now, relative to the store root. Raises as above."""
+        ...
+
+    async def stored(self, path: TinkerPath) -> Artifact:
+        """The version `path` names now, whoever asks. Raises InvalidInput, MissingResource."""
+        ...
+
+
+class CatalogWriter(Protocol):
+    """Told what there is now, before the future of its create or save settles; may be told again."""
+
+    async def model_created(self, pool: str, model_id: str) -> None: ...
+
+    async def published(self, pool: str, path: TinkerPath, size_bytes: int) -> None:
+        """Raises InvalidInput, MissingResource when it is not in the store."""
         ...

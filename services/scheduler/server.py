@@ -11,6 +11,8 @@ from tinkermesh.v1 import scheduler_pb2_grpc
 from services.common.frames import frames
 from services.common.grpc_boundary import Context
 from services.scheduler.artifacts import Artifacts
+from services.scheduler.catalog.checkpoints import Checkpoints
+from services.scheduler.catalog.runs import TrainingRuns
 from services.scheduler.directory import Directory
 from services.scheduler.front import Front
 from services.scheduler.intake import Intake, collect
@@ -20,7 +22,6 @@ from services.scheduler.results import Results
 from services.scheduler.sampling.cancel import Cancellation
 from services.scheduler.sampling.sessions import SamplingSessions
 from services.scheduler.sessions import Sessions
-from services.scheduler.training_runs import TrainingRuns
 from services.scheduler.watch import WatchHub, WatchStream
 
 
@@ -35,6 +36,7 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         models: ModelBook,
         artifacts: Artifacts,
         training_runs: TrainingRuns,
+        checkpoints: Checkpoints,
         directory: Directory,
         results: Results,
         watches: WatchHub,
@@ -47,6 +49,7 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         self._models = models
         self._artifacts = artifacts
         self._training_runs = training_runs
+        self._checkpoints = checkpoints
         self._directory = directory
         self._results = results
         self._watches = watches
@@ -118,7 +121,7 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     async def DeleteCheckpoint(self, request: pb.DeleteCheckpointRequest, context: Context) -> pb.DeleteCheckpointReply:
         self._front.seen()
-        await self._training_runs.delete(request.training_run_id, request.checkpoint_id, request.tenant_id)
+        await self._checkpoints.delete(request.training_run_id, request.checkpoint_id, request.tenant_id)
         return pb.DeleteCheckpointReply()
 
     async def ListPools(self, request: pb.ListPoolsRequest, context: Context) -> pb.ListPoolsReply:

@@ -8,6 +8,8 @@ from services.common.errors import Gone, UnknownId
 from services.scheduler.store.sessions import SessionStore
 
 REMEMBERED = 10_000
+COPY = "-copy"
+"""Stands where a pool's name would, which it cannot be: the number names a copy, which nobody trains."""
 
 
 class SessionDirectory:

@@ -10,6 +10,8 @@ from services.common.errors import Gone, InvalidInput, UnknownId
 from services.common.ids import SamplingSessionId, is_session_id, key_hash, new_session_id, parse_sampling_session_id
 from services.scheduler.ports import ModelBook
 from services.scheduler.sampling.cancel import Cancellation
+from services.scheduler.session_directory import COPY
+from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.sessions import SessionStore
 from services.scheduler.tenancy.places import SessionPlaces
 
@@ -22,10 +24,18 @@ LEASE_EXPIRED = "lease expired: no heartbeat of its session arrived in time; cre
 
 class Sessions:
     def __init__(
-        self, store: SessionStore, models: ModelBook, samples: Cancellation, places: SessionPlaces, *, keep_ms: int
+        self,
+        store: SessionStore,
+        models: ModelBook,
+        samples: Cancellation,
+        places: SessionPlaces,
+        catalog: CatalogStore,
+        *,
+        keep_ms: int,
     ) -> None:
         self._store = store
         self._places = places
+        self._catalog = catalog
         self._models = models
         self._samples = samples
         self._keep_ms = keep_ms
@@ -37,17 +47,13 @@ class Sessions:
         key = request.idempotency_key
         hashed = key_hash(request.tenant_id, key) if key else ""
         session_id = await self._places.take(request.tenant_id, hashed, new_session_id(), KEY_LIFETIME_MS)
-        await self._store.create(
-            session_id,
-            request.tenant_id,
-            {
-                "sdk_version": request.sdk_version,
-                "tags": "\n".join(request.tags),
-                "metadata": request.user_metadata_json,
-                "display_name": request.display_name,
-                "project_id": request.project_id,
-            },
+        tags = "\n".join(request.tags)
+        shown = {"tags": tags, "metadata": request.user_metadata_json, "display_name": request.display_name}
+        created_ms = await self._store.create(
+            session_id, request.tenant_id, {**shown, "sdk_version": request.sdk_version}
         )
+        listed = {**shown, "project": request.project_id}
+        await self._catalog.add_session(request.tenant_id, session_id, created_ms, listed)
         return session_id
 
     async def beat(self, session_id: str, tenant_id: str) -> None:
@@ -81,13 +87,22 @@ class Sessions:
         """Idempotent; one close per pool, then the session leaves the index."""
         finished = state == "finished"
         reason = FINISHED if finished else LEASE_EXPIRED
+        await self._note_end(session_id)
         for sampling_session_id in await self._store.children(session_id, "samplers"):
             await self._close_sampling(parse_sampling_session_id(sampling_session_id), reason, settle=finished)
         for pool in await self._store.children(session_id, "models"):
-            await self._models.close_session(pool, session_id, reason, settle_accepted=finished)
+            if pool != COPY:
+                await self._models.close_session(pool, session_id, reason, settle_accepted=finished)
         await self._places.free(session_id)
         await self._store.forget(session_id, self._keep_ms)
         log.info("session %s is %s; its models and samplers are closed", session_id, state)
+
+    async def _note_end(self, session_id: str) -> None:
+        """In the catalog, where the session stays listed."""
+        row = await self._store.row(session_id)
+        if row is not None:
+            reason, _, detail = row.end_reason.partition(": ") if row.state == "finished" else ("", "", "")
+            await self._catalog.end_session(row.tenant_id, session_id, row.state, reason, detail)
 
     async def close_late_model(self, session_id: str, pool: str) -> None:
         """A create that was claimed before its session ended may arrive after the close: close again."""

@@ -17,12 +17,12 @@ from tinkermesh.v1 import trainer_pb2 as pb
 from services.common import logs
 from services.common.artifact_meta import encode_meta
 from services.common.errors import TinkermeshError, Unavailable, UserError
+from services.common.publish import Claim, Reached, check_free, collect_garbage, public_path, publish
 from services.common.store import relative
 from services.common.telemetry import span
 from services.trainer import checkpoint
 from services.trainer.engine import SlotImage
 from services.trainer.failures import Status, to_failure
-from services.trainer.publish import Claim, Reached, check_free, collect_garbage, public_path, publish
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from tinkermesh.v1 import trainer_pb2 as pb
 from services.common import logs
 from services.common.errors import ContractViolation
 from services.common.telemetry import span
-from services.common.tinker_path import SAMPLER_WEIGHTS, WEIGHTS
+from services.common.tinker_path import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS
 from services.trainer import passes
 from services.trainer.artifacts import Artifact, ArtifactWriter, Destination
 from services.trainer.control import unanimous
@@ -140,8 +140,8 @@ def _log(unit: pb.Unit, outcome: pb.UnitOutcome) -> None:
 
 def _check_meta(unit: pb.Unit, meta: pb.ArtifactMeta, commands: SlotCommands) -> None:
     work = unit.WhichOneof("work")
-    wanted = WEIGHTS if work == "save" else SAMPLER_WEIGHTS
-    if meta.kind != wanted:
-        raise ContractViolation(f"meta.kind of a {work} must be {wanted!r}, not {meta.kind!r}")
+    wanted = (WEIGHTS,) if work == "save" else (SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
+    if meta.kind not in wanted:
+        raise ContractViolation(f"meta.kind of a {work} must be {' or '.join(wanted)}, not {meta.kind!r}")
     if meta.base_model != commands.base_model:
         raise ContractViolation(f"meta.base_model is {meta.base_model!r}, this trainer has {commands.base_model!r}")

@@ -623,13 +623,16 @@ class CheckpointInfo(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     USER_METADATA_JSON_FIELD_NUMBER: _builtins.int
     EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
+    PUBLIC_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
-    """weights/<name> or sampler_weights/<name>"""
+    """<kind>/<name>"""
     path: _builtins.str
     created_unix_ms: _builtins.int
     size_bytes: _builtins.int
     user_metadata_json: _builtins.str
     expires_unix_ms: _builtins.int
+    public: _builtins.bool
+    """any tenant may load, sample, inspect and download it"""
     def __init__(
         self,
         *,
@@ -639,10 +642,11 @@ class CheckpointInfo(_message.Message):
         size_bytes: _builtins.int = ...,
         user_metadata_json: _builtins.str = ...,
         expires_unix_ms: _builtins.int = ...,
+        public: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "created_unix_ms", b"created_unix_ms", "expires_unix_ms", b"expires_unix_ms", "path", b"path", "size_bytes", b"size_bytes", "user_metadata_json", b"user_metadata_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "created_unix_ms", b"created_unix_ms", "expires_unix_ms", b"expires_unix_ms", "path", b"path", "public", b"public", "size_bytes", b"size_bytes", "user_metadata_json", b"user_metadata_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

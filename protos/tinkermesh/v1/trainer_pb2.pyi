@@ -407,7 +407,7 @@ class ArtifactMeta(_message.Message):
     ownership_mac: _builtins.str
     model_id: _builtins.str
     kind: _builtins.str
-    """weights | sampler_weights"""
+    """weights | sampler_weights | external_weights"""
     name: _builtins.str
     base_model: _builtins.str
     user_metadata_json: _builtins.str
@@ -473,6 +473,8 @@ Global___SaveSlotWork: _TypeAlias = SaveSlotWork  # noqa: Y015
 
 @_typing.final
 class SnapshotSlotWork(_message.Message):
+    """meta.kind is sampler_weights or external_weights: the same files, for samplers or for a download."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SLOT_FIELD_NUMBER: _builtins.int

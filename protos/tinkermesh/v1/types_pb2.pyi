@@ -558,6 +558,32 @@ class SaveForSamplerBody(_message.Message):
 Global___SaveForSamplerBody: _TypeAlias = SaveForSamplerBody  # noqa: Y015
 
 @_typing.final
+class SaveExternalBody(_message.Message):
+    """A PEFT directory to be downloaded; nobody samples from it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TTL_SECONDS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    ttl_seconds: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        ttl_seconds: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ttl_seconds", b"_ttl_seconds", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttl_seconds", b"_ttl_seconds", "name", b"name", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ttl_seconds: _TypeAlias = _typing.Literal["ttl_seconds"]  # noqa: Y015
+    _WhichOneofArgType__ttl_seconds: _TypeAlias = _typing.Literal["_ttl_seconds", b"_ttl_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttl_seconds) -> _WhichOneofReturnType__ttl_seconds | None: ...
+
+Global___SaveExternalBody: _TypeAlias = SaveExternalBody  # noqa: Y015
+
+@_typing.final
 class UnloadModelBody(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -730,6 +756,7 @@ class Command(_message.Message):
     SAVE_FOR_SAMPLER_FIELD_NUMBER: _builtins.int
     UNLOAD_MODEL_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
+    SAVE_EXTERNAL_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
     rejected: _builtins.str
     """Not empty: the content is invalid; the command fails with this text in its turn."""
@@ -751,6 +778,8 @@ class Command(_message.Message):
     def unload_model(self) -> Global___UnloadModelBody: ...
     @_builtins.property
     def sample(self) -> Global___SampleBody: ...
+    @_builtins.property
+    def save_external(self) -> Global___SaveExternalBody: ...
     def __init__(
         self,
         *,
@@ -763,13 +792,14 @@ class Command(_message.Message):
         save_for_sampler: Global___SaveForSamplerBody | None = ...,
         unload_model: Global___UnloadModelBody | None = ...,
         sample: Global___SampleBody | None = ...,
+        save_external: Global___SaveExternalBody | None = ...,
         rejected: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "create_from_checkpoint", b"create_from_checkpoint", "create_model", b"create_model", "load_weights", b"load_weights", "optim_step", b"optim_step", "sample", b"sample", "save_for_sampler", b"save_for_sampler", "save_weights", b"save_weights", "unload_model", b"unload_model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "create_from_checkpoint", b"create_from_checkpoint", "create_model", b"create_model", "load_weights", b"load_weights", "optim_step", b"optim_step", "sample", b"sample", "save_external", b"save_external", "save_for_sampler", b"save_for_sampler", "save_weights", b"save_weights", "unload_model", b"unload_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "create_from_checkpoint", b"create_from_checkpoint", "create_model", b"create_model", "load_weights", b"load_weights", "optim_step", b"optim_step", "rejected", b"rejected", "sample", b"sample", "save_for_sampler", b"save_for_sampler", "save_weights", b"save_weights", "unload_model", b"unload_model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "create_from_checkpoint", b"create_from_checkpoint", "create_model", b"create_model", "load_weights", b"load_weights", "optim_step", b"optim_step", "rejected", b"rejected", "sample", b"sample", "save_external", b"save_external", "save_for_sampler", b"save_for_sampler", "save_weights", b"save_weights", "unload_model", b"unload_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["create_model", "create_from_checkpoint", "batch", "optim_step", "save_weights", "load_weights", "save_for_sampler", "unload_model", "sample"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["create_model", "create_from_checkpoint", "batch", "optim_step", "save_weights", "load_weights", "save_for_sampler", "unload_model", "sample", "save_external"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -915,18 +945,21 @@ class SaveResult(_message.Message):
 
     PATH_FIELD_NUMBER: _builtins.int
     SAMPLING_SESSION_ID_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     sampling_session_id: _builtins.str
     """unnamed sampler saves only"""
+    size_bytes: _builtins.int
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
         sampling_session_id: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "sampling_session_id", b"sampling_session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "sampling_session_id", b"sampling_session_id", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

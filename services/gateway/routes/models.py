@@ -1,19 +1,15 @@
-"""Models: create, describe, unload; their checkpoints' facts."""
+"""Models: create, describe, unload; what a checkpoint needs to be loaded."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any
-
-import msgspec
 from starlette.responses import Response
 from starlette.routing import Route
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import InvalidInput, MissingResource, UnknownId
+from services.common.errors import InvalidInput
 from services.common.ids import parse_model_id
-from services.common.tinker_path import SAMPLER_WEIGHTS, parse_checkpoint_id, parse_tinker_path
+from services.common.tinker_path import parse_tinker_path
 from services.gateway.endpoint import Call, endpoint
 from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
@@ -30,10 +26,6 @@ def routes(gateway: Gateway) -> list[Route]:
         endpoint(gateway, "/get_info", get_info, audited=False),
         endpoint(gateway, "/unload_model", unload_model),
         endpoint(gateway, "/weights_info", weights_info, audited=False),
-        endpoint(gateway, "/training_runs/{run_id}", training_run, ("GET",)),
-        endpoint(
-            gateway, "/training_runs/{run_id}/checkpoints/{kind}/{name}", delete_checkpoint, ("DELETE",), audited=True
-        ),
     ]
 
 
@@ -103,59 +95,3 @@ async def weights_info(call: Call) -> Response:
             "train_attn": info.layout.train_attn,
         }
     )
-
-
-async def training_run(call: Call) -> Response:
-    run_id = _run_id(call)
-    run = await call.gateway.scheduler.get_training_run(call.tenant, run_id)
-    answer: dict[str, Any] = {
-        "training_run_id": run.training_run_id,
-        "base_model": run.base_model,
-        "model_owner": run.tenant_id,
-        "is_lora": True,
-        "lora_rank": run.layout.rank,
-        "corrupted": run.corrupted,
-        "last_request_time": _time(run.last_request_unix_ms),
-        "user_metadata": _metadata(run.user_metadata_json),
-    }
-    for name in ("last_checkpoint", "last_sampler_checkpoint"):
-        answer[name] = _checkpoint(getattr(run, name)) if run.HasField(name) else None
-    return json_response(answer)
-
-
-async def delete_checkpoint(call: Call) -> Response:
-    run_id = _run_id(call)
-    path = parse_checkpoint_id(run_id, f"{call.path('kind')}/{call.path('name')}")
-    await call.gateway.scheduler.delete_checkpoint(call.tenant, run_id, path.checkpoint_id)
-    return Response(status_code=204)
-
-
-def _run_id(call: Call) -> str:
-    run_id = call.path("run_id")
-    try:
-        parse_model_id(run_id)
-    except UnknownId as error:
-        raise MissingResource(f"training run {run_id[:200]!r} does not exist") from error
-    return run_id
-
-
-def _checkpoint(info: pb.CheckpointInfo) -> dict[str, Any]:
-    kind = "sampler" if info.checkpoint_id.startswith(f"{SAMPLER_WEIGHTS}/") else "training"
-    return {
-        "checkpoint_id": info.checkpoint_id,
-        "checkpoint_type": kind,
-        "time": _time(info.created_unix_ms),
-        "tinker_path": info.path,
-        "size_bytes": info.size_bytes,
-        "public": False,
-        "user_metadata": _metadata(info.user_metadata_json),
-        "expires_at": _time(info.expires_unix_ms) if info.expires_unix_ms else None,
-    }
-
-
-def _time(unix_ms: int) -> str:
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat()
-
-
-def _metadata(text: str) -> Any:
-    return msgspec.json.decode(text) if text else None

@@ -28,6 +28,7 @@ def routes(gateway: Gateway) -> list[Route]:
         endpoint(gateway, "/optim_step", optim_step),
         endpoint(gateway, "/save_weights", save_weights),
         endpoint(gateway, "/save_weights_for_sampler", save_weights_for_sampler),
+        endpoint(gateway, "/save_weights_external", save_weights_external),
         endpoint(gateway, "/load_weights", load_weights),
     ]
 
@@ -49,6 +50,14 @@ async def save_weights_for_sampler(call: Call) -> Response:
         call,
         lambda body: types.Command(save_for_sampler=artifacts.save_for_sampler(decode(body, bodies.SaveForSampler))),
         types.Command(save_for_sampler=types.SaveForSamplerBody()),
+    )
+
+
+async def save_weights_external(call: Call) -> Response:
+    return await _ordered(
+        call,
+        lambda body: types.Command(save_external=artifacts.save_external(decode(body, bodies.SaveExternal))),
+        types.Command(save_external=types.SaveExternalBody()),
     )
 
 

@@ -20,9 +20,23 @@ def save_weights(body: bodies.SaveWeights) -> types.SaveWeightsBody:
         overwrite=body.overwrite,
         user_metadata_json=canonical_json(body.user_metadata),
     )
-    if body.ttl_seconds is not None:
-        saved.ttl_seconds = whole("ttl_seconds", body.ttl_seconds, 1, _TEN_YEARS)
+    if (seconds := ttl(body.ttl_seconds)) is not None:
+        saved.ttl_seconds = seconds
     return saved
+
+
+def save_external(body: bodies.SaveExternal) -> types.SaveExternalBody:
+    """Raises InvalidInput."""
+    if body.age_encryption_recipients:
+        raise InvalidInput(
+            "age_encryption_recipients: this mesh does not encrypt exports; leave it out and encrypt what you download"
+        )
+    return types.SaveExternalBody(name=check_name(body.path, "path"), ttl_seconds=ttl(body.ttl_seconds))
+
+
+def ttl(seconds: int | None) -> int | None:
+    """Raises InvalidInput."""
+    return None if seconds is None else whole("ttl_seconds", seconds, 1, _TEN_YEARS)
 
 
 def save_for_sampler(body: bodies.SaveForSampler) -> types.SaveForSamplerBody:
@@ -36,8 +50,8 @@ def save_for_sampler(body: bodies.SaveForSampler) -> types.SaveForSamplerBody:
     )
     if body.sampling_session_seq_id is not None:
         saved.sampling_session_seq_id = body.sampling_session_seq_id
-    if body.ttl_seconds is not None:
-        saved.ttl_seconds = whole("ttl_seconds", body.ttl_seconds, 1, _TEN_YEARS)
+    if (seconds := ttl(body.ttl_seconds)) is not None:
+        saved.ttl_seconds = seconds
     return saved
 
 
@@ -45,7 +59,8 @@ def training_path(path: str) -> str:
     """A path that can be loaded for training. Raises InvalidInput."""
     parsed = parse_tinker_path(path)
     if parsed.kind != WEIGHTS:
-        raise InvalidInput(f"path: {path!r} is a sampler snapshot; load a {WEIGHTS}/ checkpoint (save_state makes one)")
+        what = "a sampler snapshot" if parsed.kind == SAMPLER_WEIGHTS else "an export"
+        raise InvalidInput(f"path: {path!r} is {what}; load a {WEIGHTS}/ checkpoint (save_state makes one)")
     return path
 
 
@@ -53,8 +68,9 @@ def sampler_path(path: str) -> str:
     """A path that can be sampled from. Raises InvalidInput."""
     parsed = parse_tinker_path(path, "model_path")
     if parsed.kind != SAMPLER_WEIGHTS:
+        what = "a training checkpoint" if parsed.kind == WEIGHTS else "an export"
         raise InvalidInput(
-            f"model_path: {path!r} is a training checkpoint; sample from a {SAMPLER_WEIGHTS}/ snapshot "
+            f"model_path: {path!r} is {what}; sample from a {SAMPLER_WEIGHTS}/ snapshot "
             "(save_weights_for_sampler makes one)"
         )
     return path

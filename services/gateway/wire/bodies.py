@@ -109,6 +109,12 @@ class SaveForSampler(Body):
     user_metadata: Raw = NO_METADATA
 
 
+class SaveExternal(Body):
+    path: str
+    ttl_seconds: int | None = None
+    age_encryption_recipients: list[str] | None = None
+
+
 class LoadWeights(Body):
     path: str
     optimizer: bool = False

@@ -8,7 +8,7 @@ import msgspec
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import ContractViolation
-from services.common.tinker_path import SAMPLER_WEIGHTS
+from services.common.tinker_path import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS
 from services.gateway.wire.render_batch import batch_json, batch_protobuf
 from services.gateway.wire.render_sample import sample_json, sample_protobuf
 
@@ -63,8 +63,10 @@ def _model(model: types.ModelResult, request_type: str) -> dict[str, str]:
     return {"model_id": model.model_id, **({"type": "create_model"} if request_type == "CreateModel" else {})}
 
 
-def _save(save: types.SaveResult) -> dict[str, str]:
+def _save(save: types.SaveResult) -> dict[str, str | int]:
     if save.sampling_session_id:
         return {"sampling_session_id": save.sampling_session_id, "type": "save_weights_for_sampler"}
+    if f"/{EXTERNAL_WEIGHTS}/" in save.path:
+        return {"path": save.path, "size_bytes": save.size_bytes, "type": "save_weights_external"}
     kind = "save_weights_for_sampler" if f"/{SAMPLER_WEIGHTS}/" in save.path else "save_weights"
     return {"path": save.path, "type": kind}

@@ -16,6 +16,7 @@ class Op(StrEnum):
     SAVE_WEIGHTS = "save_weights"
     LOAD_WEIGHTS = "load_weights"
     SAVE_FOR_SAMPLER = "save_for_sampler"
+    SAVE_EXTERNAL = "save_external"
     UNLOAD_MODEL = "unload_model"
     SAMPLE = "sample"
 

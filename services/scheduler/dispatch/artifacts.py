@@ -12,17 +12,18 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.clock import now_ms
 from services.common.errors import Gone, StaleFence, TinkermeshError, Unavailable, UnknownId, UserError
-from services.common.tinker_path import SAMPLER_WEIGHTS, WEIGHTS, TinkerPath
+from services.common.tinker_path import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS, TinkerPath
 from services.scheduler.dispatch import reports
 from services.scheduler.dispatch.client import TrainerClient
 from services.scheduler.dispatch.tasks import end_tasks
-from services.scheduler.ports import SnapshotSink
+from services.scheduler.ports import CatalogWriter, SnapshotSink
 from services.scheduler.store.commands import CommandCache, StoredCommand
 from services.scheduler.store.training import TrainingStore
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.2
+_KINDS = {"save_weights": WEIGHTS, "save_for_sampler": SAMPLER_WEIGHTS, "save_external": EXTERNAL_WEIGHTS}
 USER, SERVER = types.FAILURE_CATEGORY_USER, types.FAILURE_CATEGORY_SERVER
 
 
@@ -30,12 +31,19 @@ class Publications:
     """One background task per captured save, alive as long as this leader."""
 
     def __init__(
-        self, pool: str, client: TrainerClient, store: TrainingStore, sink: SnapshotSink, commands: CommandCache
+        self,
+        pool: str,
+        client: TrainerClient,
+        store: TrainingStore,
+        sink: SnapshotSink,
+        catalog: CatalogWriter,
+        commands: CommandCache,
     ) -> None:
         self._pool = pool
         self._client = client
         self._store = store
         self._sink = sink
+        self._catalog = catalog
         self._commands = commands
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -93,7 +101,7 @@ class Publications:
             failed = outcome.failure
             return await self._fail(ref, key, failed.category or SERVER, failed.message)
         try:
-            result, path = await self._published(stored, name, outcome.version_directory)
+            result, path = await self._published(stored, name, outcome)
         except UserError as error:
             return await self._fail(ref, key, USER, error.message)
         except Unavailable:
@@ -107,15 +115,20 @@ class Publications:
         await self._store.artifact_failed(self._pool, ref.term, key, category, message)
         return message or "no cause given"
 
-    async def _published(self, stored: StoredCommand, name: str, directory: str) -> tuple[types.Result, str]:
-        if stored.command.WhichOneof("body") == "save_weights":
-            path = str(TinkerPath(stored.model_id, WEIGHTS, name))
-            return types.Result(save=types.SaveResult(path=path)), path
-        path = str(TinkerPath(stored.model_id, SAMPLER_WEIGHTS, name))
-        body = stored.command.save_for_sampler
-        seq = body.sampling_session_seq_id if body.HasField("sampling_session_seq_id") else None
-        session = await self._sink.published(self._pool, stored.tenant, path, directory, seq)
-        return types.Result(save=types.SaveResult(path=path, sampling_session_id=session)), path
+    async def _published(
+        self, stored: StoredCommand, name: str, outcome: pb.ArtifactOutcome
+    ) -> tuple[types.Result, str]:
+        body = str(stored.command.WhichOneof("body"))
+        path = TinkerPath(stored.model_id, _KINDS[body], name)
+        await self._catalog.published(self._pool, path, outcome.size_bytes)
+        result = types.SaveResult(path=str(path), size_bytes=outcome.size_bytes)
+        if body == "save_for_sampler":
+            save = stored.command.save_for_sampler
+            seq = save.sampling_session_seq_id if save.HasField("sampling_session_seq_id") else None
+            result.sampling_session_id = await self._sink.published(
+                self._pool, stored.tenant, str(path), outcome.version_directory, seq
+            )
+        return types.Result(save=result), str(path)
 
 
 def _failed(ref: pb.UnitRef, message: str) -> pb.ArtifactOutcome:

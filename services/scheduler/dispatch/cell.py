@@ -39,6 +39,7 @@ from services.scheduler.dispatch.payload import gather, size
 from services.scheduler.dispatch.settlement import artifact_name, settlements
 from services.scheduler.dispatch.slot_units import SlotUnits
 from services.scheduler.dispatch.units import Prepared, new_unit, optim_unit, pass_unit, unload_unit
+from services.scheduler.ports import CatalogWriter
 from services.scheduler.store.commands import CommandCache, StoredCommand
 from services.scheduler.store.payloads import PayloadStore
 from services.scheduler.store.ready import ReadyReader
@@ -62,6 +63,7 @@ class Parts:
     commands: CommandCache
     payloads: PayloadStore
     slot_units: SlotUnits
+    catalog: CatalogWriter
 
 
 class Cell:
@@ -231,6 +233,9 @@ class Cell:
         started = now_ms()
         unit_id = prepared.unit.unit_id
         entries = settlements(prepared, outcome)
+        for item, entry in zip(prepared.items, entries, strict=True):
+            if item.c and entry.action == "loaded":
+                await self._parts.catalog.model_created(self._pool, item.m)
         await self._parts.store.settle(self._pool, self._term, unit_id, entries)
         if prepared.unit.HasField("pass"):
             self._companions.pass_seconds = outcome.header.execute_seconds

@@ -18,6 +18,7 @@ _OPS = {
     "save_weights": Op.SAVE_WEIGHTS,
     "load_weights": Op.LOAD_WEIGHTS,
     "save_for_sampler": Op.SAVE_FOR_SAMPLER,
+    "save_external": Op.SAVE_EXTERNAL,
     "unload_model": Op.UNLOAD_MODEL,
     "sample": Op.SAMPLE,
 }

@@ -86,7 +86,7 @@ class Driver:
     async def _drive(self, pool: str, term: int, trainer: pb.RegisterTrainerRequest) -> None:
         client = TrainerClient(trainer.address, unit_seconds=self._unit_seconds)
         parts = self._parts
-        publications = Publications(pool, client, parts.store, self._sink, parts.commands)
+        publications = Publications(pool, client, parts.store, self._sink, parts.catalog, parts.commands)
         policy = Policy(trainer.facts.unit_token_budget or DEFAULT_UNIT_TOKENS, self._fair, self._weights)
 
         async def still_serving(incarnation: str) -> bool:

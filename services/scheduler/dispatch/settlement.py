@@ -156,7 +156,7 @@ def _slot_settlement(unit: pb.Unit, item: UnitItem, slot: pb.SlotOutcome, report
         return _failed(report.fault, failure.of_slot(op, assignment_began=slot.assignment_began))
     if op is Op.OPTIM_STEP:
         return Settlement("done", _optim_result(report, item.w))
-    if op in (Op.SAVE_WEIGHTS, Op.SAVE_FOR_SAMPLER):
+    if op in (Op.SAVE_WEIGHTS, Op.SAVE_FOR_SAMPLER, Op.SAVE_EXTERNAL):
         return Settlement("captured", artifact_name(unit))
     return _loaded(unit, item, slot.load_number)
 

@@ -12,7 +12,14 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common.errors import InvalidInput
 from services.common.keyring import ownership_mac
 from services.common.store import public_directory
-from services.common.tinker_path import SAMPLER_WEIGHTS, WEIGHTS, TinkerPath, check_name, parse_tinker_path
+from services.common.tinker_path import (
+    EXTERNAL_WEIGHTS,
+    SAMPLER_WEIGHTS,
+    WEIGHTS,
+    TinkerPath,
+    check_name,
+    parse_tinker_path,
+)
 from services.scheduler.core.plans import SinglePlan
 from services.scheduler.core.view import Op
 from services.scheduler.dispatch.units import Prepared, barrier_item
@@ -44,6 +51,8 @@ class SlotUnits:
             path = await self._load(unit, plan, stored, row)
         elif op is Op.SAVE_WEIGHTS:
             _save(unit, plan, stored, row, self.pepper)
+        elif op is Op.SAVE_EXTERNAL:
+            _external(unit, plan, stored, row, self.pepper)
         else:
             await self._snapshot(pool, unit, plan, stored, row)
         return Prepared(unit, (barrier_item(plan.step, plan.slot, path),), stored.key)
@@ -53,7 +62,8 @@ class SlotUnits:
         body = stored.command.create_from_checkpoint if create else stored.command.load_weights
         path = parse_tinker_path(body.path)
         if path.kind != WEIGHTS:
-            raise InvalidInput(f"path: {body.path} is a sampler snapshot; training loads from {WEIGHTS}/ only")
+            what = "a sampler snapshot" if path.kind == SAMPLER_WEIGHTS else "an export"
+            raise InvalidInput(f"path: {body.path} is {what}; training loads from {WEIGHTS}/ only")
         info = await self.artifacts.weights_info(body.path, stored.tenant, body.weights_access_digest)
         _check_compatible(info, row.base_model, None if create else row.layout)
         directory = await self.artifacts.version_directory(body.path, stored.tenant, body.weights_access_digest)
@@ -110,6 +120,15 @@ def _save(unit: pb.Unit, plan: SinglePlan, stored: StoredCommand, row: ModelRow,
             directory=public_directory(path),
             overwrite=body.overwrite,
         )
+    )
+
+
+def _external(unit: pb.Unit, plan: SinglePlan, stored: StoredCommand, row: ModelRow, pepper: bytes) -> None:
+    body = stored.command.save_external
+    path = TinkerPath(stored.model_id, EXTERNAL_WEIGHTS, check_name(body.name, "path"))
+    meta = _meta(path, row, pepper, stored, "", body.ttl_seconds)
+    unit.snapshot.CopyFrom(
+        pb.SnapshotSlotWork(slot=plan.slot, load_number=row.load_number, meta=meta, directory=public_directory(path))
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from services.common.errors import Unavailable
+from services.scheduler.catalog.registrar import Registrar
 from services.scheduler.dispatch.admission import TrainingAdmission
 from services.scheduler.dispatch.cell import Parts
 from services.scheduler.dispatch.driver import Driver
@@ -28,6 +29,7 @@ from services.scheduler.ports import (
     TrainerDirectory,
 )
 from services.scheduler.store import keys
+from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.commands import CommandCache
 from services.scheduler.store.connection import Redis
 from services.scheduler.store.functions import Functions
@@ -81,7 +83,8 @@ class Training:
         payloads = PayloadStore(redis, FileBlobs(store_root / "payloads"))
         reader, commands = ModelReader(redis), CommandCache(redis)
         units = SlotUnits(store, reader, artifacts, pepper)
-        parts = Parts(store, ReadyReader(redis, functions, commands), commands, payloads, units)
+        catalog = Registrar(CatalogStore(redis, functions), reader, artifacts)
+        parts = Parts(store, ReadyReader(redis, functions, commands), commands, payloads, units, catalog)
         self.admission: Admission = TrainingAdmission(
             store, payloads, sessions, directory, artifacts, commands, sequences, quotas
         )

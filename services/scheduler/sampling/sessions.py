@@ -7,7 +7,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Forbidden, Gone, InvalidInput, KeyConflict, UnknownId
 from services.common.ids import SamplingSessionId, parse_sampling_session_id
-from services.common.tinker_path import SAMPLER_WEIGHTS, WEIGHTS, parse_tinker_path
+from services.common.tinker_path import SAMPLER_WEIGHTS, parse_tinker_path
 from services.scheduler.pools import Pools, same_base_model
 from services.scheduler.ports import ArtifactReader, TrainerDirectory
 from services.scheduler.sampling.adapters import adapter_ref
@@ -107,7 +107,7 @@ class SamplingSessions:
         path = parse_tinker_path(request.model_path, "model_path")
         if path.kind != SAMPLER_WEIGHTS:
             raise InvalidInput(
-                f"model_path: {path} is of kind {WEIGHTS!r} (training state); sampling takes kind "
+                f"model_path: {path} is of kind {path.kind!r}; sampling takes kind "
                 f"{SAMPLER_WEIGHTS!r}: save one with save_weights_for_sampler"
             )
         info = await self._artifacts.weights_info(str(path), request.tenant_id, "")

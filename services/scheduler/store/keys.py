@@ -1,7 +1,7 @@
 """Every Redis key of the mesh, and what lies under it.
 
 Pool state carries the hash tag ``{p:<pool>}``, so one function call touches one cluster slot;
-a session and the index of its children carry ``{s:<session>}``.
+a session and the index of its children carry ``{s:<session>}``, a tenant's catalog ``{t:<tenant>}``.
 
 Request row ``req(pool, key)``, a hash (training commands and samples alike):
 
@@ -26,6 +26,7 @@ PREFIX = "tm"
 
 POOLS = f"{PREFIX}:{{dir}}:pools"  # set of pool names
 SESSIONS = f"{PREFIX}:{{dir}}:sessions"  # zset session id -> last beat plus credited downtime, unix ms
+CATALOG_DUE = f"{PREFIX}:{{dir}}:catalog_due"  # zset tenant id -> when something of its catalog may be due, unix ms
 CLOCK = f"{PREFIX}:{{dir}}:clock"  # hash: alive_ms (a gateway was connected), sweeper, sweeper_until_ms
 KEYS = f"{PREFIX}:{{dir}}:keys"  # hash: keyed digest of an API key -> JSON of common.keyring.KeyEntry
 TENANTS = f"{PREFIX}:{{dir}}:tenants"  # hash: tenant id -> JSON of tenancy.records.TenantRecord
@@ -77,6 +78,31 @@ def tenant_sessions(tenant_id: str) -> str:
 def usage(pool: str, tenant_id: str) -> str:
     """Hash of what the tenant occupies: models, bytes, open, samples; and its buckets (functions/_quota.lua)."""
     return _pool(pool, f"usage:{tenant_id}")
+
+
+def tenant_prefix(tenant_id: str) -> str:
+    """Functions on a tenant's catalog get this one key; functions/catalog.lua says what lies under ``:cat:``.
+
+    runs, cks, sessions, project_runs:<project>, session_runs:<session>, run_cks:<run>[:<kind>]: zsets by
+    creation time. run:<run>, ck:<run>/<kind>/<name>, session:<session>: hashes. expiring: zset
+    checkpoint -> end, unix ms. doomed: set of ``<checkpoint> <version>`` whose files may go.
+    """
+    return f"{PREFIX}:{{t:{tenant_id}}}"
+
+
+def catalog_checkpoint(tenant_id: str, checkpoint: str) -> str:
+    """Hash: version, created_ms, size, expires_ms, metadata, public, doomed."""
+    return f"{tenant_prefix(tenant_id)}:cat:ck:{checkpoint}"
+
+
+def catalog_session(tenant_id: str, session_id: str) -> str:
+    """Hash: created_ms, status, reason, detail, metadata, display_name, project."""
+    return f"{tenant_prefix(tenant_id)}:cat:session:{session_id}"
+
+
+def catalog_session_runs(tenant_id: str, session_id: str) -> str:
+    """Zset run -> created_ms."""
+    return f"{tenant_prefix(tenant_id)}:cat:session_runs:{session_id}"
 
 
 def facts(pool: str) -> str:

@@ -12,7 +12,7 @@ from services.scheduler.store import keys
 from services.scheduler.store.outages import reaching_redis
 
 _FIELDS = ("tenant", "session", "state", "reason", "slot", "load_number", "base_model", "layout", "user_metadata")
-_MORE = ("next_seq", "ending", "last_request_ms")
+_MORE = ("next_seq", "ending", "last_request_ms", "created_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class ModelRow:
     next_seq: int
     ending: bool
     last_request_ms: int
+    created_ms: int
 
 
 class ModelReader:
@@ -65,4 +66,5 @@ def _row(model_id: str, values: list[bytes]) -> ModelRow:
         next_seq=int(next_seq or 0),
         ending=values[10] == b"1",
         last_request_ms=int(values[11] or 0),
+        created_ms=int(values[12] or 0),
     )

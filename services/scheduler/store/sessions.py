@@ -45,10 +45,12 @@ class SessionStore:
         held = await self._call("tenant_session", names, proposed, keep_ms if key_hash else 0, limit)
         return cast("bytes", held).decode()
 
-    async def create(self, session_id: str, tenant_id: str, fields: Mapping[str, str]) -> None:
+    async def create(self, session_id: str, tenant_id: str, fields: Mapping[str, str]) -> int:
+        """When it was created or found again, unix ms."""
         flat = [part for item in fields.items() for part in item]
         now = await self._call("session_create", [keys.session_prefix(session_id)], tenant_id, *flat)
         await self._index(session_id, int(now))
+        return int(now)
 
     async def beat(self, session_id: str, tenant_id: str) -> None:
         """Raises Gone, Forbidden."""

@@ -28,6 +28,9 @@ def outcome(one: Submitted) -> types.Result:
         case "save_weights":
             name = command.save_weights.name or f"checkpoint-{one.request.model.seq_id:06d}"
             return types.Result(save=types.SaveResult(path=f"tinker://{one.reply.model_id}/weights/{name}"))
+        case "save_external":
+            path = f"tinker://{one.reply.model_id}/external_weights/{command.save_external.name}"
+            return types.Result(save=types.SaveResult(path=path, size_bytes=99))
         case "save_for_sampler":
             return types.Result(save=_sampler_save(one))
         case "sample":

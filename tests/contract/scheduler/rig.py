@@ -22,6 +22,7 @@ from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.dispatch.training import Training
 from services.scheduler.results import Results
 from services.scheduler.store import keys
+from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.connection import connect
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.notices import Notices
@@ -90,7 +91,7 @@ class Replica:
             directory=directory,
             sessions=OnePool(),
             snapshots=sink,
-            artifacts=Artifacts(root, PEPPER, lambda _digest: ""),
+            artifacts=Artifacts(root, PEPPER, lambda _digest: "", CatalogStore(self.redis, functions)),
             sequences=SequenceStore(self.redis, keep_ms=86_400_000),
             notices=self.notices,
             store_root=root,

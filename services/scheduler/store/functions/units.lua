@@ -202,8 +202,8 @@ register('artifact_settle', function(keys, args)
   if state ~= 'captured' then return 'settled' end
   if args[4] == 'done' then
     settle_row(context, key, 'done', args[5])
-    local field = op == 'save_weights' and 'last_checkpoint' or 'last_snapshot'
-    redis.call('HSET', model_row(context, model), field, args[7])
+    local fields = { save_weights = 'last_checkpoint', save_for_sampler = 'last_snapshot' }
+    if fields[op] then redis.call('HSET', model_row(context, model), fields[op], args[7]) end
   else
     fail_row(context, key, tonumber(args[6]), args[5])
   end

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from services.common import publish as module
 from services.common.errors import InvalidInput, StaleFence
-from services.trainer import publish as module
-from services.trainer.publish import Claim, check_free, collect_garbage, public_path, publish
+from services.common.publish import Claim, check_free, collect_garbage, public_path, publish
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS = ["temporary", "written", "renamed", "linked", "published"]
@@ -25,7 +25,7 @@ CHILD = """
 import os, sys
 from pathlib import Path
 from tests.unit.trainer_service.test_publish import OVERWRITE, fill
-from services.trainer.publish import publish
+from services.common.publish import publish
 stop = sys.argv[2]
 publish(Path(sys.argv[1]), fill(2), OVERWRITE, reached=lambda step: os.kill(os.getpid(), 9) if step == stop else None)
 """

@@ -1,0 +1,114 @@
+"""A checkpoint's files: signed links for those who may read it, and what the links answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from tinkermesh.v1 import catalog_pb2 as pb
+
+from services.common.errors import InvalidInput, MissingResource
+from services.common.tinker_path import parse_checkpoint_id
+from services.gateway.endpoint import PREFIX, Call, endpoint
+from services.gateway.gateway import Gateway
+from services.gateway.http import json_response
+from services.gateway.links import Target, end_of_links
+from services.gateway.routes.checkpoints import CHECKPOINT, checkpoint_path
+from services.gateway.upstream.catalog import Download
+from services.gateway.wire.render_catalog import time_text
+
+_RANGE = re.compile(r"bytes=([0-9]{1,15})-([0-9]{0,15})")
+_VERSION = "/downloads/{run_id}/{kind}/{name}/{version}"
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    return [
+        endpoint(gateway, f"{CHECKPOINT}/external_weights_urls", external_weights_urls, ("GET",)),
+        endpoint(gateway, f"{CHECKPOINT}/archive", archive_url, ("GET",)),
+        endpoint(gateway, f"{_VERSION}/files/{{file}}", download_file, ("GET",), authenticate=False),
+        endpoint(gateway, f"{_VERSION}/archive", download_archive, ("GET",), authenticate=False),
+    ]
+
+
+async def external_weights_urls(call: Call) -> Response:
+    """Any kind of checkpoint: all of them hold a PEFT directory."""
+    path = checkpoint_path(call)
+    found = await call.gateway.catalog.describe_download(call.tenant, str(path))
+    expires = end_of_links(found.expires_unix_ms)
+    urls = {file.name: _url(call, Target(path, found.version, file.name), expires) for file in found.files}
+    return json_response({"urls": urls, "expires": time_text(expires * 1000)})
+
+
+async def archive_url(call: Call) -> Response:
+    """SDK 0.26.2: all files of a checkpoint as one tar archive."""
+    path = checkpoint_path(call)
+    found = await call.gateway.catalog.describe_download(call.tenant, str(path))
+    expires = end_of_links(found.expires_unix_ms)
+    return json_response(
+        {"url": _url(call, Target(path, found.version), expires), "expires": time_text(expires * 1000)}
+    )
+
+
+def _url(call: Call, target: Target, expires: int) -> str:
+    request = call.request
+    base = call.gateway.settings.public_url.rstrip("/") or f"{request.url.scheme}://{request.url.netloc}"
+    return base + PREFIX + call.gateway.links.relative(target, expires)
+
+
+async def download_file(call: Call) -> Response:
+    target = _checked(call, call.path("file"))
+    offset, end = _range(call.header("range"))
+    request = pb.ReadFileRequest(path=str(target.path), version=target.version, file=target.file)
+    request.offset, request.length = offset or 0, 0 if end is None else end - (offset or 0)
+    try:
+        download = await call.gateway.catalog.read_file(request)
+    except InvalidInput as error:
+        return json_response({"detail": error.message, "error": error.code, "category": "user"}, 416)
+    name = target.file
+    if offset is None:
+        return _stream(download, download.total_bytes, "application/octet-stream", name)
+    last = min(end or download.total_bytes, download.total_bytes)
+    where = f"bytes {offset}-{last - 1}/{download.total_bytes}"
+    return _stream(download, last - offset, "application/octet-stream", name, 206, {"content-range": where})
+
+
+async def download_archive(call: Call) -> Response:
+    target = _checked(call, "")
+    request = pb.ReadArchiveRequest(path=str(target.path), version=target.version)
+    download = await call.gateway.catalog.read_archive(request)
+    return _stream(download, download.total_bytes, "application/x-tar", f"{target.path.name}.tar")
+
+
+def _checked(call: Call, file: str) -> Target:
+    """Raises Forbidden, MissingResource."""
+    try:
+        path = parse_checkpoint_id(call.path("run_id"), f"{call.path('kind')}/{call.path('name')}")
+    except InvalidInput as error:
+        raise MissingResource(error.message) from error
+    target = Target(path, call.path("version"), file)
+    query = call.request.query_params
+    call.gateway.links.check(target, query.get("expires", ""), query.get("signature", ""))
+    return target
+
+
+def _range(header: str) -> tuple[int | None, int | None]:
+    """(first byte, end) of a single range; anything else is answered with the whole file, as HTTP allows."""
+    match = _RANGE.fullmatch(header.strip())
+    if match is None or (match[2] and int(match[2]) < int(match[1])):
+        return None, None
+    return int(match[1]), int(match[2]) + 1 if match[2] else None
+
+
+def _stream(
+    download: Download, length: int, media_type: str, name: str, status: int = 200, more: dict[str, str] | None = None
+) -> Response:
+    headers: dict[str, Any] = {
+        "content-length": str(length),
+        "content-disposition": f'attachment; filename="{name}"',
+        "accept-ranges": "bytes" if media_type != "application/x-tar" else "none",
+        "cache-control": "private, no-store",
+        **(more or {}),
+    }
+    return StreamingResponse(download.data(), status, headers, media_type)

@@ -1,0 +1,120 @@
+"""Copies of checkpoints: versions of their own in a run of their own, under their new owner's seal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import time
+import uuid
+from pathlib import Path
+
+from tinkermesh.v1 import catalog_pb2 as pb
+from tinkermesh.v1 import trainer_pb2
+
+from services.common import store as layout
+from services.common.artifact_meta import encode_meta
+from services.common.errors import InvalidInput, KeyConflict, Unavailable
+from services.common.ids import ModelId, key_hash
+from services.common.keyring import ownership_mac
+from services.common.publish import Claim, public_path, publish
+from services.common.tinker_path import TinkerPath
+from services.scheduler.artifacts import Artifact, Artifacts
+from services.scheduler.catalog.registrar import register
+from services.scheduler.session_directory import COPY, SessionDirectory
+from services.scheduler.store.catalog import CatalogStore, RunFacts
+
+
+class Copies:
+    def __init__(self, store: CatalogStore, artifacts: Artifacts, sessions: SessionDirectory) -> None:
+        self._store = store
+        self._artifacts = artifacts
+        self._sessions = sessions
+
+    async def copy(self, request: pb.CopyCheckpointRequest) -> str:
+        """The path of the copy; a retry under its key answers the same.
+
+        Raises InvalidInput, MissingResource, Forbidden, KeyConflict, UnknownId, Unavailable.
+        """
+        run_id = await self._run_id(request)
+        copy = await self._earlier(run_id, request)
+        if copy is None:
+            tenant, digest = request.tenant_id, request.weights_access_digest
+            source = await self._artifacts.find(request.source_path, tenant, digest, "source_path")
+            copy = await self._made(run_id, source, request)
+        facts = RunFacts(copy.meta.base_model, copy.meta.layout)
+        await self._store.add_run(
+            request.tenant_id,
+            run_id,
+            copy.meta.created_unix_ms,
+            facts,
+            "" if request.session_id else request.project_id,
+        )
+        await register(self._store, copy)
+        return str(copy.path)
+
+    async def _run_id(self, request: pb.CopyCheckpointRequest) -> str:
+        """Nobody can train under it: the number is taken in its session, or the session exists nowhere."""
+        if not request.session_id:
+            key = request.idempotency_key or uuid.uuid4().hex
+            return str(ModelId(str(uuid.UUID(key_hash("copy", request.tenant_id, key))), 0))
+        seq_id = request.model_seq_id
+        held = await self._sessions.claim_model(request.tenant_id, request.session_id, seq_id, COPY)
+        if held != COPY:
+            raise KeyConflict(f"model_seq_id {seq_id} of this session already names a model; use the next one")
+        return str(ModelId(request.session_id, seq_id))
+
+    async def _earlier(self, run_id: str, request: pb.CopyCheckpointRequest) -> Artifact | None:
+        """What an earlier attempt made. Raises KeyConflict when that was a copy of something else."""
+        for artifact in await self._artifacts.of_run(run_id):
+            if artifact.copied_from != request.source_path:
+                raise KeyConflict(f"this key already made {artifact.path}; use another one for {request.source_path}")
+            return artifact
+        return None
+
+    async def _made(self, run_id: str, source: Artifact, request: pb.CopyCheckpointRequest) -> Artifact:
+        path = TinkerPath(run_id, source.path.kind, source.path.name)
+        meta = _meta(path, source, request, self._artifacts.pepper)
+        try:
+            await asyncio.to_thread(_write, self._artifacts.root, path, source, meta)
+        except OSError as error:
+            raise Unavailable(f"the store did not take the copy ({os.strerror(error.errno or 0)})") from error
+        return await self._artifacts.stored(path)
+
+
+def _meta(
+    path: TinkerPath, source: Artifact, request: pb.CopyCheckpointRequest, pepper: bytes
+) -> trainer_pb2.ArtifactMeta:
+    now = int(time.time() * 1000)
+    meta = trainer_pb2.ArtifactMeta()
+    meta.CopyFrom(source.meta)
+    meta.tenant_id, meta.model_id = request.tenant_id, path.model_id
+    meta.ownership_mac = ownership_mac(pepper, request.tenant_id, path.model_id, path.kind, path.name)
+    meta.created_unix_ms = now
+    meta.expires_unix_ms = now + request.ttl_seconds * 1000 if request.HasField("ttl_seconds") else 0
+    return meta
+
+
+def _write(root: Path, path: TinkerPath, source: Artifact, meta: trainer_pb2.ArtifactMeta) -> None:
+    origin = str(source.path)
+
+    def fill(directory: Path) -> None:
+        for file in source.directory.iterdir():
+            if file.name != layout.META_FILE:
+                _share(file, directory / file.name)
+        stored = layout.read_meta(source.directory, source.path) | encode_meta(meta) | {"copied_from": origin}
+        (directory / layout.META_FILE).write_text(json.dumps(stored, indent=1, sort_keys=True))
+
+    claim = Claim(overwrite=False, term=0, same=lambda stored: stored.get("copied_from") == origin)
+    with contextlib.suppress(InvalidInput):  # the same copy, made a moment ago by another attempt
+        publish(public_path(root, layout.public_directory(path)), fill, claim)
+
+
+def _share(source: Path, target: Path) -> None:
+    """Versions are immutable, so two may share a file's bytes; where that cannot be, they are copied."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
