@@ -24,7 +24,7 @@ ONCE = Claim(overwrite=False, term=1, same=lambda stored: False)
 CHILD = """
 import os, sys
 from pathlib import Path
-from tests.unit.trainer_service.test_publish import OVERWRITE, fill
+from tests.unit.common.test_publish import OVERWRITE, fill
 from services.common.publish import publish
 stop = sys.argv[2]
 publish(Path(sys.argv[1]), fill(2), OVERWRITE, reached=lambda step: os.kill(os.getpid(), 9) if step == stop else None)
