@@ -21,6 +21,7 @@ from tinkermesh.v1 import trainer_pb2
 
 from services.common import store
 from services.common.artifact_meta import decode_meta
+from services.common.clock import now_ms
 from services.common.errors import Forbidden, InvalidInput, MissingResource
 from services.common.keyring import ownership_mac, same_digest
 from services.common.tinker_path import KINDS, TinkerPath, check_name, parse_tinker_path
@@ -169,7 +170,7 @@ class Artifacts:
 def _living(artifact: Artifact, entry: CheckpointEntry | None) -> Artifact:
     """Raises MissingResource."""
     expires = artifact.meta.expires_unix_ms if entry is None else entry.expires_ms
-    if (expires and expires <= time.time() * 1000) or (entry is not None and entry.doomed):
+    if (expires and expires <= now_ms()) or (entry is not None and entry.doomed):
         raise MissingResource(f"{artifact.path} expired or is being deleted; its ttl_seconds are over")
     return replace(artifact, expires_ms=expires)
 

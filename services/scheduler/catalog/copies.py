@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shutil
-import time
 import uuid
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tinkermesh.v1 import trainer_pb2
 
 from services.common import store as layout
 from services.common.artifact_meta import encode_meta
+from services.common.clock import now_ms
 from services.common.errors import InvalidInput, KeyConflict, Unavailable
 from services.common.ids import ModelId, key_hash
 from services.common.keyring import ownership_mac
@@ -87,7 +87,7 @@ class Copies:
 def _meta(
     path: TinkerPath, source: Artifact, request: pb.CopyCheckpointRequest, pepper: bytes
 ) -> trainer_pb2.ArtifactMeta:
-    now = int(time.time() * 1000)
+    now = now_ms()
     meta = trainer_pb2.ArtifactMeta()
     meta.CopyFrom(source.meta)
     meta.tenant_id, meta.model_id = request.tenant_id, path.model_id

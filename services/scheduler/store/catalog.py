@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -11,6 +10,7 @@ import msgspec
 from redis.asyncio import Redis
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common.clock import now_ms
 from services.common.tinker_path import SCHEME, TinkerPath
 from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
@@ -46,7 +46,7 @@ class CheckpointEntry:
     doomed: bool = False
 
     def alive(self) -> bool:
-        return not self.doomed and (not self.expires_ms or self.expires_ms > time.time() * 1000)
+        return not self.doomed and (not self.expires_ms or self.expires_ms > now_ms())
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,7 @@ class CatalogStore:
     async def tenants_due(self, limit: int) -> list[str]:
         """Tenants of whom something may be past its time."""
         with reaching_redis():
-            found = await self._redis.zrange(
-                keys.CATALOG_DUE, "-inf", int(time.time() * 1000), byscore=True, offset=0, num=limit
-            )
+            found = await self._redis.zrange(keys.CATALOG_DUE, "-inf", now_ms(), byscore=True, offset=0, num=limit)
         return [name.decode() for name in found]
 
     async def due(self, tenant_id: str, limit: int) -> tuple[list[Doomed], int]:

@@ -29,6 +29,7 @@ class SessionRow:
     state: str
     beat_ms: int
     sdk_version: str
+    end_reason: str
 
 
 class SessionStore:
@@ -119,13 +120,13 @@ class SessionStore:
         await self._call("session_stop_sweeping", [keys.CLOCK], replica)
 
     async def row(self, session_id: str) -> SessionRow | None:
-        names = ("tenant", "state", "beat_ms", "sdk_version")
+        names = ("tenant", "state", "beat_ms", "sdk_version", "end_reason")
         with reaching_redis():
             values = await self._redis.hmget(keys.session(session_id), names)
         if values[0] is None:
             return None
-        tenant, state, beat, version = ((value or b"").decode() for value in values)
-        return SessionRow(session_id, tenant, state, int(beat or 0), version)
+        tenant, state, beat, version, reason = ((value or b"").decode() for value in values)
+        return SessionRow(session_id, tenant, state, int(beat or 0), version, reason)
 
     async def owned(self, session_id: str, tenant_id: str) -> SessionRow:
         """Raises UnknownId, Forbidden."""
