@@ -3,6 +3,7 @@
 #   make test        install and pass the tests
 #   make up          install and start the mesh; Ctrl-C stops it
 #   make sdk-matrix  the main path under four SDK releases
+#   make fuzz    ten minutes of fuzzing the decoders
 #   make bench       measure everything that docs/performance.md quotes
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ PYTEST_ARGS ?=
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help install up demo demo-two-tenants test test-fast lint protos protos-check locks bench sdk-venvs sdk-matrix clean
+.PHONY: help install up demo demo-two-tenants test test-fast lint protos protos-check locks bench fuzz sdk-venvs sdk-matrix clean
 
 help:
 	@sed -n 's/^#  *make/make/p' Makefile
@@ -73,6 +74,12 @@ test-fast: install
 
 bench: install
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Coverage-guided, over all decoders and the whole gateway; what breaks goes to fuzz-findings/.
+SECONDS ?= 600
+fuzz: install
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
+	TINKERMESH_FUZZ_EXAMPLES=1000 $(BIN)/python -m pytest -q tests/contract/gateway/test_fuzz.py
 
 clean:
 	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache

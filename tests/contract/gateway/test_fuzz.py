@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.contract.gateway import wire_forms as forms
 from tests.contract.gateway.conftest import Client
 from tests.contract.gateway.submitted import BASE_MODEL
 
-EXAMPLES = 60
+EXAMPLES = int(os.environ.get("TINKERMESH_FUZZ_EXAMPLES", "60"))
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
