@@ -1,0 +1,211 @@
+"""What one tenant owns, and how another tries to reach it on every route there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.doubles.fake_trainer import BASE_MODEL
+from tests.doubles.wire_client import Json, WireClient, batch
+from tests.mesh.busy import adam, created
+
+PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Belongings:
+    """One of each kind of id."""
+
+    session: str
+    model: str
+    future: str
+    sample: str
+    sampler: str
+    checkpoint: str
+    snapshot: str
+
+    def values(self) -> list[str]:
+        return [self.session, self.model, self.future, self.sample, self.sampler, self.checkpoint, self.snapshot]
+
+
+async def belongings(client: WireClient) -> Belongings:
+    session = await client.session()
+    model = await created(client, session, 0)
+    future = await _sent(client, "/forward_backward", batch(model, 1, seed=1))
+    await client.future(future)
+    saved = await _result(client, "/save_weights", {"model_id": model, "seq_id": 2, "path": "ck"})
+    snapped = await _result(client, "/save_weights_for_sampler", {"model_id": model, "seq_id": 3, "path": "snap"})
+    opened = {"session_id": session, "sampling_session_seq_id": 0, "model_path": snapped["path"]}
+    sampler = (await client.post("/create_sampling_session", opened)).json()["sampling_session_id"]
+    sample = await _sent(client, "/asample", sampling(sampler, 1))
+    await client.future(sample, protobuf=True)
+    return Belongings(session, model, future, sample, sampler, saved["path"], snapped["path"])
+
+
+def sampling(sampler: str, seq: int) -> Json:
+    parameters = {"max_tokens": 2, "temperature": 1.0}
+    return {
+        "sampling_session_id": sampler,
+        "seq_id": seq,
+        "num_samples": 1,
+        "prompt": PROMPT,
+        "sampling_params": parameters,
+    }
+
+
+async def _sent(client: WireClient, path: str, body: Json | bytes) -> str:
+    answer = await client.post(path, body)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["request_id"])
+
+
+async def _result(client: WireClient, path: str, body: Json) -> Any:
+    return await client.future(await _sent(client, path, body))
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One request of a stranger. `ordered`: accepted as a command of the stranger's own, which fails in its turn."""
+
+    body: Json | bytes | None = None
+    path: dict[str, str] | None = None
+    ordered: bool = False
+
+
+Attempts = Callable[[Belongings, Belongings], list[Attempt]]
+"""(the victim's, the stranger's own) -> attempts"""
+
+
+@dataclass(frozen=True, slots=True)
+class Safe:
+    """A route that takes no id of anybody's. `lists`: it answers the caller's own ids, and no other's."""
+
+    why: str
+    lists: bool = False
+
+
+def _checkpoint(theirs: Belongings) -> list[dict[str, str]]:
+    return [
+        {"run_id": theirs.model, "kind": "weights", "name": "ck"},
+        {"run_id": theirs.model, "kind": "sampler_weights", "name": "snap"},
+    ]
+
+
+def _on_checkpoint(body: Json | None = None) -> Attempts:
+    return lambda theirs, mine: [Attempt(body, path) for path in _checkpoint(theirs)]
+
+
+def _on_model(make: Callable[[str], Json | bytes]) -> Attempts:
+    return lambda theirs, mine: [Attempt(make(theirs.model))]
+
+
+def _loads(theirs: Belongings, mine: Belongings) -> list[Attempt]:
+    load = {"path": theirs.checkpoint, "optimizer": False}
+    token = {"weights_access_token": "tml-nobody"}
+    return [
+        Attempt({**load, "model_id": theirs.model, "seq_id": 9}),
+        Attempt({**load, "model_id": mine.model, "seq_id": 4}, ordered=True),
+        Attempt({**load, **token, "model_id": mine.model, "seq_id": 5}, ordered=True),
+        Attempt({**load, "path": mine.checkpoint, "session_id": theirs.session, "model_seq_id": 7}),
+        Attempt({**load, "session_id": mine.session, "model_seq_id": 7}),
+        Attempt({**load, **token, "session_id": mine.session, "model_seq_id": 8}),
+    ]
+
+
+def _creates(theirs: Belongings, mine: Belongings) -> list[Attempt]:
+    lora = {"rank": 4}
+    return [Attempt({"session_id": theirs.session, "model_seq_id": 5, "base_model": BASE_MODEL, "lora_config": lora})]
+
+
+def _samplers(theirs: Belongings, mine: Belongings) -> list[Attempt]:
+    return [
+        Attempt({"session_id": theirs.session, "sampling_session_seq_id": 5, "base_model": BASE_MODEL}),
+        Attempt({"session_id": theirs.session, "sampling_session_seq_id": 6, "model_path": mine.snapshot}),
+        Attempt({"session_id": mine.session, "sampling_session_seq_id": 5, "model_path": theirs.snapshot}),
+    ]
+
+
+def _futures(theirs: Belongings, mine: Belongings) -> list[Attempt]:
+    return [Attempt({"request_id": theirs.future}), Attempt({"request_id": theirs.sample})]
+
+
+def _copies(theirs: Belongings, mine: Belongings) -> list[Attempt]:
+    copy = {"source_path": theirs.checkpoint, "session_id": mine.session, "model_seq_id": 20}
+    return [
+        Attempt(copy),
+        Attempt({**copy, "model_seq_id": 21, "weights_access_token": "tml-nobody"}),
+        Attempt({**copy, "source_path": mine.checkpoint, "session_id": theirs.session, "model_seq_id": 22}),
+    ]
+
+
+def _completions(theirs: Belongings, mine: Belongings) -> list[Attempt]:
+    target = {"type": "sampling_session", "sampling_session_id": theirs.sampler, "cloned_sampler_id": 0}
+    return [Attempt({"target": target, "prev_cursor": 0, "timeout": 0, "retrieved_request_ids": [theirs.sample]})]
+
+
+CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
+DOWNLOAD = "/downloads/{run_id}/{kind}/{name}/{version}"
+FINISH = {"reason": {"type": "success"}, "detail": None}
+
+# Every route of the gateway. A new one must be added here before it is served.
+ROUTES: dict[tuple[str, str], Attempts | Safe] = {
+    ("GET", "/healthz"): Safe("says nothing of anybody"),
+    ("GET", "/get_server_capabilities"): Safe("pools only"),
+    ("POST", "/client/config"): Safe("settings only"),
+    ("POST", "/client/dynamic_config"): Safe("settings only"),
+    ("POST", "/telemetry"): Safe("dropped"),
+    ("POST", "/create_session"): Safe("makes one of the caller's own"),
+    ("POST", "/auth/token"): Safe("for the credential that is presented"),
+    ("GET", "/auth/apikey/me"): Safe("the credential that is presented"),
+    ("DELETE", "/auth/apikey/me"): Safe("the credential that is presented"),
+    ("GET", "/audit"): Safe("404"),
+    ("GET", "/billing/usage/events"): Safe("404"),
+    ("GET", "/billing/usage/checkpoints/current"): Safe("404"),
+    ("GET", "/sessions/{session_id}/trace_export"): Safe("404"),
+    ("POST", "/create_custom_loss"): Safe("404"),
+    ("GET", "/training_runs"): Safe("lists the caller's own", lists=True),
+    ("GET", "/checkpoints"): Safe("lists the caller's own", lists=True),
+    ("GET", "/sessions"): Safe("lists the caller's own", lists=True),
+    ("POST", "/sessions/search"): Safe("finds the caller's own", lists=True),
+    ("GET", f"{DOWNLOAD}/files/{{file}}"): Safe("takes a signed link, no key: tests of downloads"),
+    ("GET", f"{DOWNLOAD}/archive"): Safe("takes a signed link, no key: tests of downloads"),
+    ("POST", "/session_heartbeat"): lambda theirs, mine: [Attempt({"session_id": theirs.session})],
+    ("POST", "/sessions/{session_id}/finish"): lambda theirs, mine: [Attempt(FINISH, {"session_id": theirs.session})],
+    ("GET", "/sessions/{session_id}"): lambda theirs, mine: [Attempt(None, {"session_id": theirs.session})],
+    ("PUT", "/sessions/{session_id}/project"): lambda theirs, mine: [
+        Attempt({"project_id": "p"}, {"session_id": theirs.session})
+    ],
+    ("POST", "/create_model"): _creates,
+    ("POST", "/get_info"): _on_model(lambda model: {"model_id": model}),
+    ("POST", "/unload_model"): _on_model(lambda model: {"model_id": model}),
+    ("POST", "/forward_backward"): _on_model(lambda model: batch(model, 9, seed=1)),
+    ("POST", "/forward"): _on_model(lambda model: batch(model, 9, seed=1)),
+    ("POST", "/optim_step"): _on_model(lambda model: adam(model, 9)),
+    ("POST", "/save_weights"): _on_model(lambda model: {"model_id": model, "seq_id": 9, "path": "stolen"}),
+    ("POST", "/save_weights_external"): _on_model(lambda model: {"model_id": model, "seq_id": 9, "path": "stolen"}),
+    ("POST", "/save_weights_for_sampler"): _on_model(lambda model: {"model_id": model, "seq_id": 9, "path": "stolen"}),
+    ("POST", "/load_weights"): _loads,
+    ("POST", "/copy_weights"): _copies,
+    ("POST", "/weights_info"): lambda theirs, mine: [
+        Attempt({"tinker_path": theirs.checkpoint}),
+        Attempt({"tinker_path": theirs.snapshot, "weights_access_token": "tml-nobody"}),
+    ],
+    ("POST", "/create_sampling_session"): _samplers,
+    ("POST", "/join_sampling_session"): lambda theirs, mine: [Attempt({"sampling_session_id": theirs.sampler})],
+    ("GET", "/samplers/{sampling_session_id}"): lambda theirs, mine: [
+        Attempt(None, {"sampling_session_id": theirs.sampler})
+    ],
+    ("POST", "/asample"): lambda theirs, mine: [Attempt(sampling(theirs.sampler, 9))],
+    ("POST", "/retrieve_future"): _futures,
+    ("POST", "/cancel_future"): _futures,
+    ("POST", "/retrieve_futures"): _completions,
+    ("GET", "/training_runs/{run_id}"): lambda theirs, mine: [Attempt(None, {"run_id": theirs.model})],
+    ("GET", "/training_runs/{run_id}/checkpoints"): lambda theirs, mine: [Attempt(None, {"run_id": theirs.model})],
+    ("DELETE", CHECKPOINT): _on_checkpoint(),
+    ("POST", f"{CHECKPOINT}/publish"): _on_checkpoint(),
+    ("DELETE", f"{CHECKPOINT}/publish"): _on_checkpoint(),
+    ("PUT", f"{CHECKPOINT}/ttl"): _on_checkpoint({"ttl_seconds": 1}),
+    ("GET", f"{CHECKPOINT}/external_weights_urls"): _on_checkpoint(),
+    ("GET", f"{CHECKPOINT}/archive"): _on_checkpoint(),
+}
