@@ -55,7 +55,8 @@ def http() -> Iterator[Target]:
             pepper_file=str(folder / "pepper"),
             scheduler=f"127.0.0.1:{scheduler.port}",
             long_poll_seconds=0.01,
-            retry_seconds=1.0,
+            retry_seconds=60.0,
+            rpc_timeout_seconds=30.0,
             offload_bytes=1 << 30,  # on this thread, which is the one that is watched
         )
         context = running(settings)
