@@ -16,6 +16,7 @@ from services.local.spec import ChildSpec, Readiness, Stage, StopRank
 from services.local.valkey_process import server_command
 
 ENGINE_READY_SECONDS = 300.0
+TRAINER_STOP_SECONDS = 75.0  # more than its own limit (60 s) for publishing the saves it has captured
 
 
 def plan(settings: LocalSettings, addresses: Addresses) -> list[ChildSpec]:
@@ -96,7 +97,7 @@ def gateway(settings: LocalSettings, addresses: Addresses, number: int) -> Child
 
 def trainer(settings: LocalSettings, addresses: Addresses) -> ChildSpec:
     own = {"listen": addresses.trainer, "slots": settings.slots}
-    return _engine(settings, addresses, "trainer", StopRank.TRAINER, own, stop_seconds=60.0)
+    return _engine(settings, addresses, "trainer", StopRank.TRAINER, own, stop_seconds=TRAINER_STOP_SECONDS)
 
 
 def sampler(settings: LocalSettings, addresses: Addresses) -> ChildSpec:

@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,11 +92,12 @@ class ArtifactWriter:
 
     def stop(self, timeout_seconds: float) -> bool:
         """Writes what was captured; False when it did not get done in time."""
+        ends = time.monotonic() + timeout_seconds
         try:
             self._queue.put(None, timeout=timeout_seconds)
         except queue.Full:
             return False
-        return self._drained.wait(timeout_seconds)
+        return self._drained.wait(max(0.0, ends - time.monotonic()))
 
     def _run(self) -> None:
         try:
