@@ -128,6 +128,15 @@ class SessionStore:
         tenant, state, beat, version, reason = ((value or b"").decode() for value in values)
         return SessionRow(session_id, tenant, state, int(beat or 0), version, reason)
 
+    async def states(self, session_ids: Sequence[str]) -> list[str]:
+        """In their order, in one round trip; "" = there is no such session."""
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            for session_id in session_ids:
+                pipe.hget(keys.session(session_id), "state")
+            found = await pipe.execute() if session_ids else []
+        return [(state or b"").decode() for state in found]
+
     async def owned(self, session_id: str, tenant_id: str) -> SessionRow:
         """Raises UnknownId, Forbidden."""
         row = await self.row(session_id)

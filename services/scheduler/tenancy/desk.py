@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 from tinkermesh.v1 import tenants_pb2 as pb
@@ -32,21 +33,25 @@ class TenantDesk:
             raise UnknownId(f"tenant_id {tenant_id[:64]!r} is not known; ListTenants names them all")
         return tenant_id
 
-    def report(self, tenant_id: str) -> pb.TenantReport:
+    def reports(self, tenant_ids: Iterable[str]) -> list[pb.TenantReport]:
         """Without usage."""
+        now = now_ms()
+        active = Counter(k.entry.tenant_id for k in self._book.all_keys() if k.entry.state(now) == "active")
+        return [self._report(tenant_id, active[tenant_id]) for tenant_id in tenant_ids]
+
+    def _report(self, tenant_id: str, active_keys: int) -> pb.TenantReport:
         record = self._book.tenant(tenant_id)
-        mine = [known for known in self._book.all_keys() if known.entry.tenant_id == tenant_id]
         return pb.TenantReport(
             tenant_id=tenant_id,
             name=record.name,
             weight=record.weight,
             quotas=_message(self._book.quotas(tenant_id)),
             overrides=_message(record.quotas),
-            active_keys=sum(1 for known in mine if known.entry.state(now_ms()) == "active"),
+            active_keys=active_keys,
         )
 
     async def with_usage(self, tenant_id: str) -> pb.TenantReport:
-        report = self.report(tenant_id)
+        (report,) = self.reports([tenant_id])
         report.sessions = len(await self._store.open_sessions(tenant_id))
         quotas = self._book.quotas(tenant_id)
         for pool in await self._pools():

@@ -14,4 +14,4 @@ def unlimited(tenant_id: str) -> Quotas:
 def encode_limits(quotas: Quotas, cost: int) -> str:
     """`cost`: tokens of the request."""
     numbers = (quotas.models, quotas.queued_bytes, quotas.open_futures, quotas.tokens_per_minute)
-    return f"limits {' '.join(map(str, numbers))} {quotas.requests_per_second:.6f} {cost}"
+    return f"limits {' '.join(map(str, numbers))} {quotas.requests_per_second!r} {cost}"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+
 from services.common.errors import Busy
 from services.scheduler.store.sessions import SessionStore
 from services.scheduler.store.tenancy import TenancyStore
 from services.scheduler.tenancy.book import TenantBook
+
+LOOK_SECONDS = 10.0
 
 
 class SessionPlaces:
@@ -13,6 +18,7 @@ class SessionPlaces:
         self._store = store
         self._sessions = sessions
         self._book = book
+        self._looked_at: dict[str, float] = {}  # by tenant, the event loop's time
 
     async def take(self, tenant_id: str, key_hash: str, proposed: str, keep_ms: int) -> str:
         """The session id of this idempotency key ("" = none); raises Busy when all places are taken."""
@@ -31,9 +37,15 @@ class SessionPlaces:
             await self._store.forget_sessions(row.tenant_id, [session_id])
 
     async def _free_abandoned(self, tenant_id: str) -> int:
-        """Places whose session ended, or never came to be, without saying so; answers how many."""
+        """Places whose session ended, or never came to be, without saying so; answers how many.
+
+        Looked for now and then only: a client at its quota asks again and again.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at.get(tenant_id, -math.inf) < LOOK_SECONDS:
+            return 0
+        self._looked_at[tenant_id] = now
         held = await self._store.open_sessions(tenant_id)
-        rows = [await self._sessions.row(session_id) for session_id in held]
-        gone = [name for name, row in zip(held, rows, strict=True) if row is None or row.state != "open"]
+        gone = [name for name, state in zip(held, await self._sessions.states(held), strict=True) if state != "open"]
         await self._store.forget_sessions(tenant_id, gone)
         return len(gone)

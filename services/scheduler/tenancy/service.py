@@ -41,7 +41,7 @@ class Tenants(tenants_pb2_grpc.TenantsServicer):
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Context) -> pb.ListTenantsReply:
         await self._book.refresh()
         wanted = self._book.tenant_ids()[: min(request.limit or TENANTS_LIMIT, LARGEST_LIMIT)]
-        return pb.ListTenantsReply(tenants=[self._tenants.report(tenant_id) for tenant_id in wanted])
+        return pb.ListTenantsReply(tenants=self._tenants.reports(wanted))
 
     async def GetTenant(self, request: pb.GetTenantRequest, context: Context) -> pb.TenantReport:
         return await self._tenants.with_usage(await self._tenants.known(request.tenant_id))

@@ -28,6 +28,30 @@ async def test_places_of_sessions_that_never_came_to_be_are_found(mesh: FrontMes
     await session(replica)
 
 
+async def test_refused_sessions_do_not_make_the_mesh_look_through_all_open_ones_each_time(
+    mesh: FrontMesh, redis_client: Redis
+) -> None:
+    replica = await mesh.replica(quota_sessions=30)
+    for number in range(30):
+        await session(replica, key=str(number))
+    await redis_client.config_resetstat()
+    for number in range(10):
+        async with refused(Busy, "quota sessions"):
+            await session(replica, key=f"more {number}")
+    looks = (await redis_client.info("commandstats")).get("cmdstat_zrange", {"calls": 0})["calls"]
+    reads = (await redis_client.info("commandstats")).get("cmdstat_hmget", {"calls": 0})["calls"]
+    assert looks < 25 and reads < 60, (looks, reads)  # the sweeper looks every second too
+
+
+async def test_a_very_small_rate_is_a_limit(mesh: FrontMesh) -> None:
+    replica = await mesh.replica(quota_requests_per_second=1e-7)
+    await _any_pool(replica)
+    sampler = await base_sampler(replica, await session(replica))
+    await replica.scheduler.Submit(sample_request(sampler, 0))
+    async with refused(Busy, "quota requests_per_second"):
+        await replica.scheduler.Submit(sample_request(sampler, 1))
+
+
 async def test_samples_count_their_prompt_and_all_they_may_write(mesh: FrontMesh) -> None:
     replica = await mesh.replica(quota_tokens_per_minute=60)
     await _any_pool(replica)
