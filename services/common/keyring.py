@@ -167,6 +167,10 @@ class Keyring:
             content = msgspec.json.decode(self._path.read_bytes(), type=KeyFile)
         except (msgspec.DecodeError, OSError) as error:
             raise InvalidInput(f"key file {self._path.name} cannot be read: {error}") from error
+        if content.scheme != SCHEME:
+            raise InvalidInput(
+                f"key file {self._path.name} has scheme {content.scheme[:40]!r}, this mesh reads {SCHEME!r}"
+            )
         self._set(content.keys)
         self._stamp = stamp
 

@@ -73,3 +73,9 @@ def test_ownership_mac_binds_every_part_SEC_08(pepper: bytes) -> None:
         macs.add(ownership_mac(pepper, *(part + "x" if i == index else part for i, part in enumerate(base))))
     macs.add(ownership_mac(pepper, "tenantm", "odel", "weights", "name"))
     assert len(macs) == 6
+
+
+def test_a_file_of_another_scheme_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text('{"scheme": "plain", "keys": {}}')
+    with pytest.raises(InvalidInput, match="scheme 'plain', this mesh reads 'hmac-sha256-1'"):
+        Keyring(tmp_path / "keys.json", b"p" * 32).tenants()

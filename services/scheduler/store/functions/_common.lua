@@ -56,8 +56,17 @@ local function unit_key(prefix, unit)
   return prefix .. ':unit:' .. unit
 end
 
+local function row_key(prefix, key)
+  return prefix .. ':req:' .. key
+end
+
 local function request_row(context, key)
-  return context.prefix .. ':req:' .. key
+  return row_key(context.prefix, key)
+end
+
+-- What a tenant occupies in the pool, see _quota.lua.
+local function usage_key(context, tenant)
+  return context.prefix .. ':usage:' .. tenant
 end
 
 local function is_batch(op)
@@ -86,7 +95,7 @@ end
 local function discharge(context, row)
   local tenant, charged = unpack(redis.call('HMGET', row, 'tenant', 'charged'))
   if not charged then return end
-  local usage = context.prefix .. ':usage:' .. tenant
+  local usage = usage_key(context, tenant)
   redis.call('HINCRBY', usage, 'open', -1)
   redis.call('HINCRBY', usage, 'bytes', int(0 - tonumber(charged)))
   redis.call('HDEL', row, 'charged')
@@ -179,7 +188,7 @@ register('expire_results', function(keys, args)
   local prefix, now = keys[1], now_ms()
   local due = redis.call('ZRANGEBYSCORE', prefix .. ':expiring', '-inf', int(now), 'LIMIT', 0, tonumber(args[1]))
   for _, key in ipairs(due) do
-    redis.call('HDEL', prefix .. ':req:' .. key, 'result')
+    redis.call('HDEL', row_key(prefix, key), 'result')
     redis.call('UNLINK', prefix .. ':out:' .. key)
     redis.call('ZREM', prefix .. ':expiring', key)
   end

@@ -59,7 +59,7 @@ local function bury(context, id, category, reason)
   redis.call('DEL', queue_of(context, id))
   redis.call('HSET', row, 'state', 'closed', 'closed_ms', int(context.now))
   if redis.call('HDEL', row, 'counted') == 1 then
-    redis.call('HINCRBY', context.prefix .. ':usage:' .. redis.call('HGET', row, 'tenant'), 'models', -1)
+    redis.call('HINCRBY', usage_key(context, redis.call('HGET', row, 'tenant')), 'models', -1)
   end
   redis.call('ZREM', context.prefix .. ':active', id)
   redis.call('ZREM', context.prefix .. ':creates', id)

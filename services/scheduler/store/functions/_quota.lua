@@ -52,7 +52,7 @@ end
 -- hold everything accepted behind it, so occupancy never does.
 local function quota_refusal(context, tenant, limits, bytes, head)
   if not limits then return nil end
-  local usage = context.prefix .. ':usage:' .. tenant
+  local usage = usage_key(context, tenant)
   local open, held = unpack(redis.call('HMGET', usage, 'open', 'bytes'))
   open, held = tonumber(open or 0), tonumber(held or 0)
   if not head and limits.open > 0 and open >= limits.open then
@@ -67,7 +67,7 @@ end
 
 local function model_refusal(context, tenant, limits)
   if not limits then return nil end
-  local usage = context.prefix .. ':usage:' .. tenant
+  local usage = usage_key(context, tenant)
   local models = tonumber(redis.call('HGET', usage, 'models') or 0)
   if limits.models > 0 and models >= limits.models then
     return over('models', int(models) .. ' of ' .. int(limits.models) .. ' are live', 'unload one or finish its session')
@@ -83,7 +83,7 @@ end
 
 -- Counts an accepted request against its tenant; settle_row takes it off again, by `charged` of its row.
 local function charge(context, tenant, key, limits, bytes)
-  local usage = context.prefix .. ':usage:' .. tenant
+  local usage = usage_key(context, tenant)
   redis.call('HINCRBY', usage, 'open', 1)
   redis.call('HINCRBY', usage, 'bytes', bytes)
   redis.call('HSET', request_row(context, key), 'charged', bytes)

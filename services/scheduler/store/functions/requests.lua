@@ -6,7 +6,7 @@ local HEAD = { 'request_id', 'tenant', 'state', 'expires_ms', 'result_bytes', 'o
 local function small_result(prefix, key, head, limit)
   local size = tonumber(head[5] or 0)
   if (head[3] ~= 'done' and head[3] ~= 'failed') or size == 0 or size > limit then return false, {} end
-  local result = redis.call('HGET', prefix .. ':req:' .. key, 'result')
+  local result = redis.call('HGET', row_key(prefix, key), 'result')
   if result then return result, {} end
   return false, redis.call('HGETALL', prefix .. ':out:' .. key)
 end
@@ -15,7 +15,7 @@ end
 register('requests_read', function(keys, args)
   local prefix, limit, found = keys[1], tonumber(args[1]), {}
   for index = 2, #args do
-    local head = redis.call('HMGET', prefix .. ':req:' .. args[index], unpack(HEAD))
+    local head = redis.call('HMGET', row_key(prefix, args[index]), unpack(HEAD))
     local result, parts = small_result(prefix, args[index], head, limit)
     found[index - 1] = { head, result, parts }
   end

@@ -1,6 +1,5 @@
 -- Sampling sessions and samples. KEYS[1] is always the pool prefix; sequence ids stay strings.
 
-local function row_key(prefix, key) return prefix .. ':req:' .. key end
 local function session_key(prefix, id) return prefix .. ':sampling:' .. id end
 
 -- ARGV: id, then field, value, … (tenant first). Answers the row's {tenant, base_model, model_path}.

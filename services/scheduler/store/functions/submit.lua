@@ -95,7 +95,7 @@ register('train_create', function(keys, args)
     'created_ms', int(context.now), 'last_request_ms', int(context.now))
   redis.call('HSET', queue_of(context, a.model), '0', a.key)
   redis.call('SADD', context.prefix .. ':session_models:' .. a.session, a.model)
-  redis.call('HINCRBY', context.prefix .. ':usage:' .. a.tenant, 'models', 1)
+  redis.call('HINCRBY', usage_key(context, a.tenant), 'models', 1)
   if a.rejected == '' then redis.call('ZADD', context.prefix .. ':creates', arrival, a.model) end
   advance(context, a.model)
   return admitted(context, request_id)

@@ -42,7 +42,7 @@ local PURGED_PER_CALL = 500
 local function purge(prefix, id)
   local rows = redis.call('SPOP', prefix .. ':rows:' .. id, PURGED_PER_CALL)
   for _, key in ipairs(rows) do
-    redis.call('UNLINK', prefix .. ':req:' .. key, prefix .. ':out:' .. key)
+    redis.call('UNLINK', row_key(prefix, key), prefix .. ':out:' .. key)
     redis.call('ZREM', prefix .. ':expiring', key)
   end
   if #rows == PURGED_PER_CALL then return false end

@@ -9,7 +9,7 @@ local function commands_of(prefix, id, next_seq, tokens, limit)
   while #found < limit and spent <= tokens do
     local key = redis.call('HGET', prefix .. ':queue:' .. id, seq)
     if not key then break end
-    local row = redis.call('HMGET', prefix .. ':req:' .. key, unpack(COMMAND))
+    local row = redis.call('HMGET', row_key(prefix, key), unpack(COMMAND))
     local batch = is_batch(row[1])
     if not passed(row[9]) then
       if row[7] ~= '' or (not batch and #found > 0) then break end
