@@ -34,7 +34,8 @@ def _details(unit: pb.Unit, kind: str) -> dict[str, Any]:
     if kind == "pass":
         work = getattr(unit, "pass")
         items = [(i.request_id, i.first_datum + n) for i in work.items for n in range(len(i.lengths))]
-        return {"backward": work.backward, "datums": items, "slots": sorted({i.slot for i in work.items})}
+        slots = sorted({i.slot for i in work.items})
+        return {"backward": work.backward, "datums": items, "slots": slots, "loss": work.loss.loss_fn}
     if kind == "optim":
         return {"requests": [s.request_id for s in unit.optim.steps], "slots": [s.slot for s in unit.optim.steps]}
     work = getattr(unit, kind)

@@ -63,6 +63,16 @@ async def test_only_equal_ops_losses_and_configs_share_a_pass_PACK_02(mesh: Mesh
     assert packs(mesh) == [{one, two}, {other}, {forward}]
 
 
+async def test_each_pass_names_the_loss_of_its_commands_LOSS_13(mesh: Mesh) -> None:
+    (model, _, _) = await three(mesh)
+    losses = ["ppo", "cross_entropy", "ppo", "dro"]
+    requests = [await mesh.batch(model, seq, loss=loss, tenant="tenant-a") for seq, loss in enumerate(losses, start=1)]
+    for request in requests:
+        await mesh.done(request)
+    ran = {request: entry["loss"] for entry in mesh.passes() for request, _ in entry["datums"]}
+    assert [ran[request] for request in requests] == losses
+
+
 async def test_compatible_work_overtakes_others_but_no_barrier_of_its_model_PACK_04(mesh: Mesh) -> None:
     a, b, c = await three(mesh)
     async with held(mesh):

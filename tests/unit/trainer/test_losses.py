@@ -58,7 +58,7 @@ def _fields(name: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_value_and_gradient_equal_the_closed_form_LOSS_01_to_05(case: str) -> None:
+def test_value_and_gradient_equal_the_closed_form_LOSS_01_LOSS_02_LOSS_03_LOSS_04_LOSS_05(case: str) -> None:
     name, config, (loss, gradient) = CASES[case]
     lp = LP.clone().requires_grad_()
     actual = position_losses(name, lp, _fields(name), config)
@@ -69,7 +69,7 @@ def test_value_and_gradient_equal_the_closed_form_LOSS_01_to_05(case: str) -> No
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if not name.startswith("cispo")])
-def test_gradient_equals_finite_differences_LOSS_01_to_05(case: str) -> None:
+def test_gradient_equals_finite_differences_LOSS_01_LOSS_02_LOSS_03_LOSS_04_LOSS_05(case: str) -> None:
     # cispo's gradient is by definition not that of its value: the ratio is held constant.
     name, config, _ = CASES[case]
     fields = _fields(name)

@@ -110,7 +110,7 @@ def test_error_of_one_replica_is_raised_on_both_and_changes_nothing_CKPT_08(
     assert first["again"] == second["again"]
 
 
-def test_what_is_not_supported_is_refused_by_name(model_dir: Callable[[str], Path]) -> None:
+def test_what_is_not_supported_is_refused_by_name_LOSS_16(model_dir: Callable[[str], Path]) -> None:
     for field in ("pipeline", "expert", "context"):
         with pytest.raises(InvalidInput, match=f"{field} parallelism is not supported"):
             Parallelism(**{field: 2}).check(2)

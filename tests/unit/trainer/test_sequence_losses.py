@@ -195,21 +195,6 @@ def test_packed_datums_do_not_see_each_other_LOSS_06(engine_for: Callable[..., M
     assert worst(engine.window_gradients(0), engine.window_gradients(1)) <= 1e-5
 
 
-@pytest.mark.parametrize("loss", ["gspo", "stable_reinforce"])
-def test_forward_only_answers_the_same_and_moves_nothing_LOSS_07(engine: MegatronEngine, loss: str) -> None:
-    randomize(engine, 0, ALL, seed=9)
-    datums = _lessons(engine)
-    engine.run_pass(on_slot(0, datums[0]), Loss(loss, {}), backward=True)
-    before = engine.slot_digest(0)
-    looked = engine.run_pass(on_slot(0, *datums), Loss(loss, {}), backward=False)
-    assert engine.slot_digest(0) == before
-    trained = engine.run_pass(on_slot(0, *datums), Loss(loss, {}), backward=True)
-    assert engine.slot_digest(0) != before
-    for left, right in zip(looked, trained, strict=True):
-        assert left.loss == pytest.approx(right.loss, rel=1e-6)
-        assert np.array_equal(left.logprobs, right.logprobs)
-
-
 def test_a_datum_whose_own_ratio_is_not_finite_fails_alone_LOSS_15(engine: MegatronEngine) -> None:
     randomize(engine, 0, ALL, seed=10)
     good, other, _ = _lessons(engine)
