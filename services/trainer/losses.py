@@ -3,8 +3,8 @@
 Per position: lp = log-probability of the target under the model being trained, q = `logprobs`
 (the sampler's), A = `advantages`, w = `weights`, r = exp(lp - q). Each function returns the
 negative contribution of every position; a datum's loss is their plain sum in fp32. Nothing
-divides by tokens, sequences or batches. A position with A = 0 (w = 0 for cross_entropy)
-contributes exactly zero, whatever q is: selected, never multiplied.
+divides by tokens, sequences or batches. Where A = 0 (w = 0 for cross_entropy) a term in A is
+exactly zero, whatever q is; only dro and stable_reinforce have another, which pulls lp to q.
 """
 
 from __future__ import annotations
