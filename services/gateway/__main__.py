@@ -18,11 +18,13 @@ import uvicorn
 
 from services.common import audit
 from services.common.errors import InvalidInput, Unavailable
+from services.common.keyring import load_pepper
 from services.common.process import service_main, write_port
 from services.gateway.app import create_app
 from services.gateway.connection import Connection
 from services.gateway.gateway import Gateway
 from services.gateway.settings import Settings
+from services.gateway.upstream.target import scheduler_target
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +55,18 @@ def main() -> int:
 
 
 def _run(settings: Settings) -> None:
+    _check(settings)
     if settings.audit_file:
         audit.write_to(Path(settings.audit_file), "gateway", settings.audit_file_bytes)
     _allow_many_connections()
     with asyncio.Runner(loop_factory=_loop_factory) as runner:
         runner.run(_serve(settings))
+
+
+def _check(settings: Settings) -> None:
+    """What would otherwise come up inside the application's start, where uvicorn shows a traceback for it."""
+    load_pepper(Path(settings.pepper_file))
+    scheduler_target(settings.scheduler)
 
 
 def _allow_many_connections() -> None:
