@@ -143,7 +143,11 @@ class VllmEngine:
         except EngineDead:
             raise
         except Exception as error:  # noqa: BLE001 - the engine's boundary: vLLM raises anything for a bad adapter
-            raise InvalidInput(f"adapter {adapter.name} cannot be loaded: {error}") from error
+            log.exception("the engine does not load adapter %s", adapter.name)  # its text names paths of this machine
+            cause = type(error).__name__
+            raise InvalidInput(
+                f"adapter {adapter.name} cannot be loaded ({cause}); the sampler's log has the cause"
+            ) from error
 
     async def remove_adapter(self, adapter: EngineAdapter) -> None:
         await self._driver.call(lambda: self._steps.engine.remove_lora(adapter.engine_id))

@@ -122,6 +122,7 @@ def test_default_key_is_admitted_and_stored_only_as_a_digest_SEC(tmp_path: Path)
     assert ring.tenant_of(state.DEFAULT_KEY)
     assert state.DEFAULT_KEY not in chosen.key_file.read_text()
     assert chosen.pepper_file.stat().st_mode & 0o077 == 0
+    assert chosen.state_dir.stat().st_mode & 0o077 == 0
     lock.close()
 
 
