@@ -6,8 +6,10 @@ import asyncio
 import json
 import urllib.request
 from collections.abc import Sequence
+from http import HTTPStatus
 from types import TracebackType
 from typing import IO, Any
+from urllib.error import HTTPError
 
 from services.common.errors import Unavailable
 from services.local import state
@@ -27,6 +29,8 @@ class LocalMesh:
     def __init__(self, settings: LocalSettings, say: Say = lambda _: None, ready: Ready = lambda _: None) -> None:
         self.settings = settings
         self.api_key = state.DEFAULT_KEY
+        self.key_admitted = True
+        """False once a gateway has refused `api_key`: the operator revoked it."""
         self.addresses: Addresses = reserve(settings)
         self._lock: IO[str] | None = None
         try:
@@ -45,7 +49,9 @@ class LocalMesh:
 
     @property
     def client_environment(self) -> dict[str, str]:
-        return {"TINKER_BASE_URL": self.base_url, "TINKER_API_KEY": self.api_key}
+        """What points the SDK at this mesh; without a key when the local one was revoked."""
+        key = {"TINKER_API_KEY": self.api_key} if self.key_admitted else {}
+        return {"TINKER_BASE_URL": self.base_url, **key}
 
     async def start(self) -> None:
         """Raises ChildFailed, or Unavailable when the engines do not join the pool in time."""
@@ -69,6 +75,9 @@ class LocalMesh:
         try:
             models = get_json(f"{self.base_url}/api/v1/get_server_capabilities", self.api_key)["supported_models"]
         except (OSError, ValueError, KeyError) as error:
+            if isinstance(error, HTTPError) and error.code == HTTPStatus.UNAUTHORIZED:
+                self.key_admitted = False  # the mesh answers; it cannot be asked more with this key
+                return ""
             return f"get_server_capabilities: {error!r}"
         mine = next((m for m in models if m.get("model_name") == self.settings.model_name), None)
         if mine is None:

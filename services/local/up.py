@@ -63,7 +63,7 @@ def _show(mesh: LocalMesh, console: Console) -> None:
     _tell(console, f"logs in {mesh.settings.logs}")
     for line in client_lines(mesh.client_environment):
         _tell(console, line, "bold")
-    for line in exposure_lines(mesh.settings.host, mesh.api_key):
+    for line in exposure_lines(mesh.settings.host, mesh.api_key) if mesh.key_admitted else ():
         _tell(console, line, "yellow")
 
 

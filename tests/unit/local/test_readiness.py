@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -84,6 +86,23 @@ async def test_service_is_ready_when_its_port_file_is_there_and_its_health_says_
 
 def served(**said: Any) -> dict[str, Any]:
     return {"supported_models": [{"model_name": "org/m", "trainable": True, "sampleable": True, **said}]}
+
+
+async def test_mesh_whose_local_key_was_revoked_comes_up_and_does_not_offer_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(url: str, key: str) -> Any:
+        raise HTTPError(url, 401, "Unauthorized", Message(), None)
+
+    monkeypatch.setattr(local_mesh, "SERVING_SECONDS", 0.3)
+    monkeypatch.setattr(local_mesh, "get_json", refuse)
+    mesh = LocalMesh(settings(tmp_path))
+    try:
+        assert set(mesh.client_environment) == {"TINKER_BASE_URL", "TINKER_API_KEY"}
+        await mesh._wait_serving()
+        assert set(mesh.client_environment) == {"TINKER_BASE_URL"}
+    finally:
+        await mesh.stop()
 
 
 @pytest.mark.parametrize(
