@@ -79,9 +79,8 @@ def exposure_lines(host: str, api_key: str) -> list[str]:
     """A warning when others than this machine's users reach the gateway: the local key is no secret."""
     if host in ("127.0.0.1", "localhost"):
         return []
-    return [
-        f"{host} may be reached by others, and everyone knows the key {api_key}: revoke it, or keep the port behind a firewall"
-    ]
+    known = f"everyone knows the key {api_key}: revoke it, or keep the port behind a firewall"
+    return [f"{host} may be reached by others, and {known}"]
 
 
 def failure_lines(child: Child) -> list[str]:
