@@ -112,6 +112,23 @@ def test_a_rejected_part_of_a_window_is_told_by_its_step(services: list[Any]) ->
     assert "window_rejected_requests" not in clean.metrics
 
 
+def test_a_datum_with_the_most_targets_allowed_passes_whole_API_14(services: list[Any]) -> None:
+    """2,000 positions of 256 targets: 4 MB of datum, 2 MB of answer, above every frame on the way."""
+    training = create(services[0], seed=3)
+    random = np.random.default_rng(10)
+    tokens, targets = random.integers(1, 512, 2000), random.integers(1, 512, (2000, 256))
+    output = training.forward([datum(tokens, targets, np.full(targets.shape, 0.5))], "cross_entropy").result()
+    layout = arithmetic.types.AdapterLayout(rank=8, alpha=32.0, train_attn=True, train_mlp=True, train_unembed=True)
+    block = Datum(tokens.astype("<i4"), targets.astype("<i4"), {})
+    expected = arithmetic.logprobs(arithmetic.fresh(layout, 3).weights, block)
+    answer = output.loss_fn_outputs[0]["logprobs"]
+    assert list(answer.shape) == [2000, 256]
+    assert np.array_equal(np.array(answer.data, np.float32).reshape(2000, 256), expected)
+    wide = datum(tokens[:2], targets[:2, [0] * 257], np.ones((2, 257)))
+    with pytest.raises(tinker.RequestFailedError, match="between 1 and 256 targets per position"):
+        training.forward([wide], "cross_entropy").result()
+
+
 def test_outputs_keep_the_requests_order_over_passes_and_widths_ORD_09(services: list[Any]) -> None:
     """Vectors, columns and matrices of many lengths, more than one pass of the double takes."""
     training = create(services[0], seed=3)

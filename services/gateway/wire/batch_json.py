@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.common import stable_reinforce
 from services.common.errors import InvalidInput, TinkermeshError
 from services.gateway.settings import Limits
 from services.gateway.wire import bodies
 from services.gateway.wire.batch import RawBatch, RawDatum, RawLoss, sparse_room
 from services.gateway.wire.json_body import check_parts
 from services.gateway.wire.json_body import decode as decode_json
-from services.gateway.wire.provenance import Provenance, of_json
+from services.gateway.wire.provenance import of_json
 from services.gateway.wire.tensors import (
     Room,
     SparseBound,
@@ -33,6 +34,8 @@ def decode(body: bytes, limits: Limits) -> RawBatch:
         raise InvalidInput(f"data: {len(content.data)} datums, the limit is {limits.max_datums} per request")
     room = sparse_room(limits)
     datums = [_datum(index, datum, limits, room) for index, datum in enumerate(content.data)]
+    if content.loss_fn == stable_reinforce.NAME:
+        datums = [_with_provenance(index, *pair) for index, pair in enumerate(zip(datums, content.data, strict=True))]
     backward = request.forward_backward_input is not None and not request.forward_only
     return RawBatch(backward, RawLoss(content.loss_fn, dict(content.loss_fn_config or {})), datums)
 
@@ -48,12 +51,12 @@ def _datum(index: int, datum: bodies.Datum, limits: Limits, room: Room) -> RawDa
         )
     bound = SparseBound(len(tokens) // 4, limits.max_targets_per_position, room)
     inputs = {name: _tensor(index, name, tensor, bound) for name, tensor in datum.loss_fn_inputs.items()}
-    return RawDatum(tokens, inputs, _provenance(index, datum))
+    return RawDatum(tokens, inputs)
 
 
-def _provenance(index: int, datum: bodies.Datum) -> Provenance | None:
+def _with_provenance(index: int, raw: RawDatum, datum: bodies.Datum) -> RawDatum:
     try:
-        return of_json(datum)
+        return raw._replace(provenance=of_json(datum))
     except InvalidInput as error:
         raise InvalidInput(f"datum {index}: {error.message}") from error
 

@@ -96,9 +96,9 @@ class SequenceStore:
 
     async def why_missing(self, ref: SequenceRef, tenant_id: str) -> Missing:
         with reaching_redis():
-            row = await self._redis.hmget(keys.req(ref.pool, ref.key), "tenant", "recorded")
-        tenant, recorded = ((value or b"").decode() for value in row)
-        if not tenant:
+            row = await self._redis.hmget(keys.req(ref.pool, ref.key), "tenant", "recorded", "sequences")
+        tenant, recorded, sequences = ((value or b"").decode() for value in row)
+        if not tenant or ref.number >= int(sequences or 0):
             return Missing.UNKNOWN
         if tenant != tenant_id:
             return Missing.FOREIGN

@@ -66,10 +66,12 @@ async def test_provenance_goes_on_with_the_command_in_every_encoding_API_03(
 
 
 async def test_other_losses_ignore_provenance(client: Client, scheduler: FakeScheduler, model: str) -> None:
-    broken = {**forms.policy(T4), "model_input_spans": [prompt(1)], "loss_fn_input_spans": [sampled(1)]}
-    await client.protobuf(forms.to_protobuf(forms.request(model, 1, [broken], "importance_sampling")))
-    assert not scheduler.last.command.rejected
-    assert not scheduler.last.command.batch.provenance
+    broken = {**forms.policy(T4), "model_input_spans": [prompt(1, -1)], "loss_fn_input_spans": [sampled(1)]}
+    for seq, encode in enumerate((forms.to_protobuf, None), start=1):
+        body = forms.request(model, seq, [broken], "importance_sampling")
+        await (client.protobuf(encode(body)) if encode else client.post("forward_backward", body))
+        assert not scheduler.last.command.rejected
+        assert not scheduler.last.command.batch.provenance
 
 
 async def test_other_spans_are_another_command_IDEM_09(client: Client, scheduler: FakeScheduler, model: str) -> None:

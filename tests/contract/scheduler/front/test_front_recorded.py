@@ -200,7 +200,7 @@ async def test_sequences_that_cannot_be_used_are_refused_saying_which_and_why(
     unknown = f"{client.sampling_session}.77.0"
     assert "77.0 is not known to this mesh" in await client.refused([good], [renamed(unknown)])
     beyond = f"{client.sampling_session}.0.1"
-    assert "0.1 has expired" in await client.refused([good], [renamed(beyond)])
+    assert "0.1 is not known to this mesh" in await client.refused([good], [renamed(beyond)])
     assert "'nonsense' is not one of this mesh" in await client.refused([good], [renamed("nonsense")])
     elsewhere = recorded.sequence_id.replace(f":{POOL}.", ":other.")
     assert "another base model (pool other)" in await client.refused([good], [renamed(elsewhere)])
