@@ -3,7 +3,8 @@
 #   make test        install and pass the tests
 #   make up          install and start the mesh; Ctrl-C stops it
 #   make sdk-matrix  the main path under four SDK releases
-#   make fuzz    ten minutes of fuzzing the decoders
+#   make fuzz        ten minutes of fuzzing the decoders
+#   make numbers     measure what is claimed of the numbers; the table is out/numbers.md
 #   make bench       measure everything that docs/performance.md quotes
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ PYTEST_ARGS ?=
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help install up demo demo-two-tenants test test-fast lint protos protos-check locks bench fuzz sdk-venvs sdk-matrix clean
+.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz sdk-venvs sdk-matrix clean
 
 help:
 	@sed -n 's/^#  *make/make/p' Makefile
@@ -71,6 +72,10 @@ test: lint protos-check sdk-venvs
 # Everything that starts neither vLLM nor Megatron processes.
 test-fast: install
 	$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
+
+# Each claim against an independent reference, with a control that must fail; a few minutes.
+numbers: install
+	$(BIN)/python -m pytest -q -m numbers $(PYTEST_ARGS)
 
 bench: install
 	$(BIN)/python -m benchmarks $(ARGS)

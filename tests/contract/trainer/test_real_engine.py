@@ -13,6 +13,7 @@ import torch
 from services.common.datum_blocks import Datum
 from tests.contract.trainer.harness import Client, connected, stub_settings
 from tests.contract.trainer.trainer_process import TrainerProcess
+from tests.evidence.table import Claim, Measurements
 from tools.make_tiny_qwen3 import build
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -67,6 +68,10 @@ async def logprobs(client: Client, slot: int, *, load: int = 1) -> np.ndarray:
     return np.frombuffer(scores, "<f4")
 
 
+def gap(left: np.ndarray, right: np.ndarray) -> float:
+    return float(np.abs(left - right).max())
+
+
 def peft_logprobs(model: Path, adapter: Path) -> np.ndarray:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -80,7 +85,7 @@ def peft_logprobs(model: Path, adapter: Path) -> np.ndarray:
     return picked[:, 0].numpy()
 
 
-async def test_train_save_load_elsewhere_and_export(tmp_path: Path, tiny_model: Path):
+async def test_train_save_load_elsewhere_and_export(tmp_path: Path, tiny_model: Path, measured: Measurements):
     """CKPT-05, CKPT-07, CKPT-15, CKPT-16, SNAP-08: one checkpoint, resumed in another slot, process and topology."""
     store = tmp_path / "store"
     async with trainer(tmp_path / "one", tiny_model, store_root=str(store)) as client:
@@ -99,11 +104,25 @@ async def test_train_save_load_elsewhere_and_export(tmp_path: Path, tiny_model: 
         assert (await logprobs(client, 2) == uninterrupted).all()
         await client.done(client.units.load(3, version, optimizer=False))
         await steps(client, 3, 1, seed=50)
-        assert (await logprobs(client, 3) != uninterrupted).any(), "negative control: Adam started fresh"
+        resumed, adam_fresh = await logprobs(client, 2), await logprobs(client, 3)
+        measured(
+            Claim.RESUME,
+            "trainer process: logprobs after one more step",
+            gap(resumed, uninterrupted),
+            within=0.0,
+            weights_only=gap(adam_fresh, uninterrupted),
+        )
 
     config = json.loads((store / snapshot / "adapter_config.json").read_text())
     assert {"q_proj", "v_proj", "gate_proj", "down_proj", "lm_head"} <= set(config["target_modules"])
-    np.testing.assert_allclose(peft_logprobs(tiny_model, store / snapshot), trained, atol=1e-4)
+    exported = peft_logprobs(tiny_model, store / snapshot)
+    measured(
+        Claim.EXPORT,
+        "tiny qwen3, a trainer process's snapshot",
+        gap(exported, trained),
+        within=1e-4,
+        one_step_later=gap(exported, uninterrupted),
+    )
 
     crossed = {}
     for sizes in ({"tp": 2}, {"dp": 2}):

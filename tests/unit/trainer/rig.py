@@ -88,6 +88,17 @@ def worst(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tenso
     return max(relative(actual[name], expected[name]) for name in expected)
 
 
+def misplaced(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Layers 0 and 1 exchanged: what a comparison per parameter must notice."""
+
+    def other(name: str) -> str:
+        swap = {"layers.0.": "layers.1.", "layers.1.": "layers.0."}
+        part = next((part for part in swap if part in name), "")
+        return name.replace(part, swap[part]) if part else name
+
+    return {name: tensors[other(name)] for name in tensors}
+
+
 def same(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
     return set(left) == set(right) and all(torch.equal(left[name], right[name]) for name in left)
 

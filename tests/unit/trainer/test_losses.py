@@ -9,6 +9,7 @@ import torch
 
 from services.common.errors import InvalidInput
 from services.trainer.losses import LOSSES, OBJECTIVES, position_losses
+from tests.evidence.table import Claim, Measurements
 
 # Ratios below, inside and above the default bounds of ppo, with both signs of A.
 RATIOS = torch.tensor([0.5, 0.5, 1.0, 1.1, 1.5, 1.5, 6.0, 6.0], dtype=torch.float64)
@@ -57,34 +58,58 @@ def _fields(name: str) -> dict[str, torch.Tensor]:
     return WEIGHTS if name == "cross_entropy" else POLICY
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_value_and_gradient_equal_the_closed_form_LOSS_01_LOSS_02_LOSS_03_LOSS_04_LOSS_05(case: str) -> None:
-    name, config, (loss, gradient) = CASES[case]
+def _gap(left: torch.Tensor, right: torch.Tensor) -> float:
+    return float((left - right).abs().max())
+
+
+def _value_and_gradient(case: str, factor: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 [8] each; `factor` scales advantages or weights."""
+    name, config, _ = CASES[case]
+    fields = {key: value * factor if key != "logprobs" else value for key, value in _fields(name).items()}
     lp = LP.clone().requires_grad_()
-    actual = position_losses(name, lp, _fields(name), config)
-    (actual_gradient,) = torch.autograd.grad(actual.sum(), lp)
-    torch.testing.assert_close(actual, loss, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(actual_gradient, gradient, rtol=1e-12, atol=1e-12)
+    losses = position_losses(name, lp, fields, config)
+    (gradient,) = torch.autograd.grad(losses.sum(), lp)
+    return losses.detach(), gradient
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_value_and_gradient_equal_the_closed_form_LOSS_01_LOSS_02_LOSS_03_LOSS_04_LOSS_05(
+    case: str, measured: Measurements
+) -> None:
+    _, _, (loss, gradient) = CASES[case]
+    actual, actual_gradient = _value_and_gradient(case)
+    off, off_gradient = _value_and_gradient(case, 1.001)
+    measured(Claim.LOSS, case, _gap(actual, loss), within=1e-12, weights_off_by_a_thousandth=_gap(off, loss))
+    measured(
+        Claim.LOSS_GRADIENT,
+        case,
+        _gap(actual_gradient, gradient),
+        within=1e-12,
+        weights_off_by_a_thousandth=_gap(off_gradient, gradient),
+    )
     assert loss.abs().sum() > 0
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if not name.startswith("cispo")])
-def test_gradient_equals_finite_differences_LOSS_01_LOSS_02_LOSS_03_LOSS_04_LOSS_05(case: str) -> None:
-    # cispo's gradient is by definition not that of its value: the ratio is held constant.
+def _central_differences(case: str, step: float = 1e-6) -> torch.Tensor:
+    """Of the value; cispo's gradient is by definition not that of its value, so there the ratio is held."""
     name, config, _ = CASES[case]
-    fields = _fields(name)
-    assert torch.autograd.gradcheck(
-        lambda lp: position_losses(name, lp, fields, config), (LP.clone().requires_grad_(),)
-    )
+    if name == "cispo":
+        bounds = {**OBJECTIVES["cispo"].defaults, **config}
+        held = _clip(RATIOS, bounds["clip_low_threshold"], bounds["clip_high_threshold"])
+        return ((-held * (LP + step) * ADVANTAGES) - (-held * (LP - step) * ADVANTAGES)) / (2 * step)
+    up, down = (position_losses(name, LP + sign * step, _fields(name), config) for sign in (1, -1))
+    return (up - down) / (2 * step)
 
 
-def test_cispo_gradient_equals_finite_differences_with_its_ratio_held_LOSS_04() -> None:
-    held = _clip(RATIOS, 0.0, 4.0)
-    lp = LP.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(position_losses("cispo", lp, POLICY, {}).sum(), lp)
-    step = 1e-6
-    difference = ((-held * (LP + step) * ADVANTAGES) - (-held * (LP - step) * ADVANTAGES)) / (2 * step)
-    torch.testing.assert_close(gradient, difference, rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize("case", CASES)
+def test_gradient_equals_finite_differences_LOSS_01_LOSS_02_LOSS_03_LOSS_04_LOSS_05(
+    case: str, measured: Measurements
+) -> None:
+    differences = _central_differences(case)
+    _, gradient = _value_and_gradient(case)
+    _, off = _value_and_gradient(case, 1.001)
+    gap, control = _gap(gradient, differences), _gap(off, differences)
+    measured(Claim.FINITE_DIFFERENCES, case, gap, within=1e-6, weights_off_by_a_thousandth=control)
 
 
 @pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo"])

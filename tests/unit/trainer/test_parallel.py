@@ -13,8 +13,9 @@ from services.common.errors import InvalidInput
 from services.trainer.megatron.architecture import read_architecture
 from services.trainer.megatron.engine import EngineConfig, MegatronEngine
 from services.trainer.megatron.runtime import Parallelism
+from tests.evidence.table import Claim, Measurements
 from tests.unit.trainer import parallel_scenario as scenario
-from tests.unit.trainer.rig import relative, same, worst
+from tests.unit.trainer.rig import misplaced, relative, same, worst
 
 RESULT_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE = 1e-5
@@ -34,41 +35,62 @@ def double(
     return scenario.run_on_two_ranks(tmp_path_factory.mktemp("ranks"), model_dir("qwen3"))
 
 
-both = pytest.mark.parametrize("mode", ["tp", "dp"])
+CLAIMS = {"tp": Claim.TENSOR_PARALLEL, "dp": Claim.DATA_PARALLEL}
+both = pytest.mark.parametrize("mode", CLAIMS)
+Slots = dict[int, dict[str, torch.Tensor]]
+
+
+def per_parameter(
+    measured: Measurements, mode: str, subject: str, actual: Slots, expected: Slots, tolerance: float
+) -> None:
+    """The worst parameter of all slots."""
+    measured(
+        CLAIMS[mode],
+        f"{subject}, {sum(map(len, expected.values()))} parameters",
+        max(worst(actual[slot], expected[slot]) for slot in expected),
+        within=tolerance,
+        two_layers_exchanged=min(worst(misplaced(actual[slot]), expected[slot]) for slot in expected),
+    )
 
 
 @both
 def test_results_equal_one_rank_on_every_rank_LOSS_10_LOSS_11(
-    mode: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]]
+    mode: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]], measured: Measurements
 ) -> None:
+    gaps, controls = [], []
     for outcome in double[mode]:
         assert outcome["failures"] == single["failures"] == [False] * 3 + [True] + [False] * 3
         assert outcome["losses"] == pytest.approx(single["losses"], rel=RESULT_TOLERANCE)
         for field in ("logprobs", "after"):
-            for actual, expected in zip(outcome[field], single[field], strict=True):
-                assert relative(actual, expected) <= RESULT_TOLERANCE or not expected.any()
+            for index, (actual, expected) in enumerate(zip(outcome[field], single[field], strict=True)):
+                if expected.any():
+                    gaps.append(relative(actual, expected))
+                else:  # the datum that failed
+                    assert (field, index) == ("logprobs", 3)
+                    assert not actual.any()
+        controls.append(relative(outcome["after"][0], single["logprobs"][0]))
+    measured(CLAIMS[mode], "logprobs on both ranks", max(gaps), within=RESULT_TOLERANCE, before_the_step=min(controls))
 
 
 @both
 def test_gradient_of_every_parameter_equals_one_rank(
-    mode: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]]
+    mode: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]], measured: Measurements
 ) -> None:
-    for slot, expected in single["gradients"].items():
-        assert worst(double[mode][0]["gradients"][slot], expected) <= GRADIENT_TOLERANCE
-        assert all(value.any() for value in expected.values())
+    expected = single["gradients"]
+    per_parameter(measured, mode, "gradients", double[mode][0]["gradients"], expected, GRADIENT_TOLERANCE)
+    assert all(value.any() for slot in expected.values() for value in slot.values())
 
 
 @both
 def test_norms_and_next_weights_equal_one_rank_OPT_05(
-    mode: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]]
+    mode: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]], measured: Measurements
 ) -> None:
     for outcome in double[mode]:
         assert outcome["norms"] == pytest.approx(single["norms"], rel=RESULT_TOLERANCE)
     first = double[mode][0]
     assert first["steps"] == single["steps"] == [1, 1, 1]
-    for slot, expected in single["weights"].items():
-        assert worst(first["weights"][slot], expected) <= WEIGHT_TOLERANCE
-        assert worst(first["exp_avg"][slot], single["exp_avg"][slot]) <= GRADIENT_TOLERANCE
+    per_parameter(measured, mode, "next weights", first["weights"], single["weights"], WEIGHT_TOLERANCE)
+    per_parameter(measured, mode, "moments", first["exp_avg"], single["exp_avg"], GRADIENT_TOLERANCE)
 
 
 @both
