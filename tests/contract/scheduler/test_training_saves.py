@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import KeyConflict
+from services.common.errors import KeyConflict, Unavailable
 from services.common.store import resolve
-from services.common.tinker_path import parse_tinker_path
-from tests.contract.scheduler.rig import LAYOUT, Mesh, new_session
+from services.common.tinker_path import TinkerPath, parse_tinker_path
+from services.scheduler.store.catalog import CatalogStore
+from services.scheduler.store.functions import Functions
+from tests.contract.scheduler.rig import LAYOUT, TENANT, Mesh, new_session
 
 
 async def snapshot(mesh: Mesh, model: str, seq: int, name: str = "", key: int | None = None) -> str:
@@ -26,6 +28,43 @@ async def test_training_goes_on_while_a_save_is_written(mesh: Mesh) -> None:
     assert await mesh.state(save) == "captured"
     mesh.trainer.faults.remove(hold)
     await mesh.done(save)
+
+
+async def test_a_save_settles_only_once_it_is_listed_and_a_lost_listing_is_repeated(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = await mesh.opened(new_session())
+    catalog = mesh.replicas[0].training._driver._parts.catalog
+    states: list[str] = []
+    listing = catalog.published
+    save = ""
+
+    async def lost_once(pool: str, path: TinkerPath, size_bytes: int) -> None:
+        states.append(await mesh.state(save))
+        if len(states) == 1:
+            raise Unavailable("Redis is away")
+        await listing(pool, path, size_bytes)
+
+    monkeypatch.setattr(type(catalog), "published", lambda self, *arguments: lost_once(*arguments))
+    hold = mesh.trainer.faults.add("hold_before", "publish")
+    save = await mesh.save(model, 1, "kept")
+    mesh.trainer.faults.remove(hold)
+    await mesh.done(save)
+    assert states == ["captured", "captured"]
+    store = CatalogStore(mesh.redis, Functions(mesh.redis))
+    total, found = await store.checkpoints(TENANT, model, 0, 10)
+    assert (total, [str(one.path) for one in found]) == (1, [f"tinker://{model}/weights/kept"])
+
+
+async def test_a_model_is_listed_before_its_create_settles(mesh: Mesh) -> None:
+    session = new_session()
+    await mesh.done(await mesh.create(session))
+    store = CatalogStore(mesh.redis, Functions(mesh.redis))
+    run = await store.run(TENANT, f"{session}:train:0")
+    assert run is not None and run.facts.layout == LAYOUT and run.facts.base_model == mesh.facts.base_model
+    mesh.trainer.faults.add("fail_user", "init")
+    await mesh.failed(await mesh.create(session, 1))
+    assert await store.run(TENANT, f"{session}:train:1") is None
 
 
 async def test_a_failed_publication_fails_only_the_save(mesh: Mesh) -> None:

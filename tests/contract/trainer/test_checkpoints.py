@@ -48,6 +48,21 @@ async def test_snapshot_holds_weights_only(rig: Rig):
     assert link.readlink() == Path(version.name)
 
 
+async def test_an_export_holds_what_a_snapshot_holds_under_its_own_kind(rig: Rig):
+    trainer, client = rig
+    await client.done(client.units.init(0))
+    await train(client, 0, 1)
+    unit = client.units.snapshot(0, "x", created=1)
+    unit.snapshot.meta.kind, unit.snapshot.directory = "external_weights", f"runs/{MODEL}/external_weights/x"
+    version = trainer.store / await client.published(unit)
+    snapshot = trainer.store / await client.published(client.units.snapshot(0, "x", created=1))
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (version / name).read_bytes() == (snapshot / name).read_bytes()
+    assert {f.name for f in version.iterdir()} == {f.name for f in snapshot.iterdir()}
+    load = client.units.load(1, str(version.relative_to(trainer.store)))
+    assert "kind is 'external_weights'" in await client.refused(load)
+
+
 async def test_existing_name_needs_overwrite_and_plain_directories_stay_CKPT_04(rig: Rig):
     trainer, client = rig
     await client.done(client.units.init(0))
