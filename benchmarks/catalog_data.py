@@ -15,7 +15,8 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common.tinker_path import TinkerPath
 from services.scheduler.artifacts import Artifacts
 from services.scheduler.catalog.sweeper import CatalogSweeper
-from services.scheduler.store.catalog import CatalogStore, CheckpointEntry, RunFacts
+from services.scheduler.store.catalog import CatalogStore
+from services.scheduler.store.catalog_entries import CheckpointEntry, RunFacts
 from services.scheduler.store.connection import connect
 from services.scheduler.store.functions import Functions
 

@@ -25,7 +25,8 @@ from services.common.clock import now_ms
 from services.common.errors import Forbidden, InvalidInput, MissingResource
 from services.common.keyring import ownership_mac, same_digest
 from services.common.tinker_path import KINDS, TinkerPath, check_name, parse_tinker_path
-from services.scheduler.store.catalog import CatalogStore, CheckpointEntry
+from services.scheduler.store.catalog import CatalogStore
+from services.scheduler.store.catalog_entries import CheckpointEntry
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from services.common.errors import MissingResource
 from services.common.tinker_path import TinkerPath, parse_checkpoint_id, parse_tinker_path
 from services.scheduler.artifacts import Artifacts
 from services.scheduler.catalog.registrar import register
-from services.scheduler.store.catalog import CatalogStore, CheckpointEntry, Doomed
+from services.scheduler.store.catalog import CatalogStore
+from services.scheduler.store.catalog_entries import CheckpointEntry, Doomed
 
 
 class Checkpoints:

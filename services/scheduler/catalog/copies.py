@@ -24,7 +24,8 @@ from services.common.tinker_path import TinkerPath
 from services.scheduler.artifacts import Artifact, Artifacts
 from services.scheduler.catalog.registrar import register
 from services.scheduler.session_directory import COPY, SessionDirectory
-from services.scheduler.store.catalog import CatalogStore, RunFacts
+from services.scheduler.store.catalog import CatalogStore
+from services.scheduler.store.catalog_entries import RunFacts
 
 
 class Copies:

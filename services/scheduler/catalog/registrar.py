@@ -9,7 +9,8 @@ from __future__ import annotations
 from services.common.tinker_path import TinkerPath
 from services.scheduler.artifacts import Artifact
 from services.scheduler.ports import ArtifactReader
-from services.scheduler.store.catalog import CatalogStore, CheckpointEntry, RunFacts
+from services.scheduler.store.catalog import CatalogStore
+from services.scheduler.store.catalog_entries import CheckpointEntry, RunFacts
 from services.scheduler.store.models import ModelReader
 
 

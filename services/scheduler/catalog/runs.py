@@ -12,7 +12,8 @@ from services.scheduler.artifacts import Artifacts
 from services.scheduler.catalog.checkpoints import checkpoint_info
 from services.scheduler.catalog.registrar import register
 from services.scheduler.ports import ModelBook
-from services.scheduler.store.catalog import CatalogStore, CheckpointEntry, RunEntry
+from services.scheduler.store.catalog import CatalogStore
+from services.scheduler.store.catalog_entries import CheckpointEntry, RunEntry
 
 
 class TrainingRuns:

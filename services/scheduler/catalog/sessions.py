@@ -8,7 +8,8 @@ from tinkermesh.v1 import catalog_pb2 as pb
 
 from services.common.errors import Forbidden, MissingResource
 from services.common.ids import is_session_id
-from services.scheduler.store.catalog import CatalogStore, SessionEntry
+from services.scheduler.store.catalog import CatalogStore
+from services.scheduler.store.catalog_entries import SessionEntry
 from services.scheduler.store.sessions import SessionStore
 
 LOOKED_AT_ONCE = 200

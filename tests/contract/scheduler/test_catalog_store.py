@@ -14,7 +14,8 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common.errors import MissingResource
 from services.common.tinker_path import TinkerPath
 from services.scheduler.store import keys
-from services.scheduler.store.catalog import CatalogStore, CheckpointEntry, Doomed, RunFacts
+from services.scheduler.store.catalog import CatalogStore
+from services.scheduler.store.catalog_entries import CheckpointEntry, Doomed, RunFacts
 from services.scheduler.store.functions import Functions
 
 TENANT = "tenant"
