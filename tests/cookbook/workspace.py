@@ -25,8 +25,8 @@ def make_workspace(directory: Path, model: Path) -> Path:
     """Fills `directory`; `model` gives the tokenizer."""
     _tokenizer(directory / BASE, model)
     chats = list(demo_chats())
-    _rows(directory / "HuggingFaceH4/no_robots/train.jsonl", chats[:-16])
-    _rows(directory / "HuggingFaceH4/no_robots/test.jsonl", chats[-16:])
+    _rows(directory / "HuggingFaceH4/no_robots/train.jsonl", chats[:-16] * 8)  # sl_basic takes 128 at once
+    _rows(directory / "HuggingFaceH4/no_robots/test.jsonl", chats[-16:] * 8)
     _rows(directory / "chats.jsonl", chats)
     _gsm8k(directory / "openai/gsm8k")
     _preferences(directory / "Anthropic/hh-rlhf")
