@@ -5,6 +5,7 @@
 #   make sdk-matrix  the main path under four SDK releases
 #   make fuzz        ten minutes of fuzzing the decoders
 #   make numbers     measure what is claimed of the numbers; the table is out/numbers.md
+#   make cookbook    recipes of the cookbook against real local meshes
 #   make bench       measure everything that docs/performance.md quotes
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ PYTEST_ARGS ?=
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz sdk-venvs sdk-matrix clean
+.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz sdk-venvs sdk-matrix cookbook clean
 
 help:
 	@sed -n 's/^#  *make/make/p' Makefile
@@ -65,6 +66,11 @@ sdk-venvs: install
 sdk-matrix: install
 	$(BIN)/python tools/sdk_venv.py 0.26.2 0.30.4 0.34.0
 	TINKERMESH_TEST_WHOLE_MATRIX=1 $(BIN)/python -m pytest -v tests/mesh/test_sdk_scenario.py tests/contract/sdk
+
+# Recipes of tinker-cookbook, unmodified, against real local meshes: about a quarter of an hour.
+cookbook: install
+	$(BIN)/python -m tools.cookbook_venv
+	$(BIN)/python -m pytest -v -m cookbook tests/cookbook
 
 test: lint protos-check sdk-venvs
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -21,7 +21,7 @@ class Kitchen:
     workspace: Path
     environment: dict[str, str]
 
-    def cook(self, recipe: str, *arguments: str, log_path: Path, seconds: float = 600.0) -> Metrics:
+    def cook(self, recipe: str, *arguments: str, log_path: Path, seconds: float = 1000.0) -> Metrics:
         """Runs ``python -m <recipe>``; answers the lines of its metrics.jsonl.
 
         Raises AssertionError with the end of its output when it fails or takes longer than `seconds`.

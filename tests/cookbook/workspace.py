@@ -53,8 +53,12 @@ def _sums(count: int, seed: int) -> Iterable[tuple[str, int]]:
 
 
 def _gsm8k(directory: Path) -> None:
+    """Easy on purpose: two thirds of the answers are the one that the recipe's own example ends with."""
     for split, count in (("train", 512), ("test", 32)):
-        rows = [{"question": question, "answer": f"#### {total}"} for question, total in _sums(count, len(split))]
+        sums = [(f"What is {left} + {3 - left}?", 3) for left in (0, 1, 2, 3)] * (count // 6)
+        sums += _sums(count - len(sums), len(split))
+        random.Random(count).shuffle(sums)
+        rows = [{"question": question, "answer": f"#### {total}"} for question, total in sums]
         _rows(directory / f"{split}.jsonl", rows)
     files = "".join(f"\n  - split: {split}\n    path: {split}.jsonl" for split in ("train", "test"))
     (directory / "README.md").write_text(f"---\nconfigs:\n- config_name: main\n  data_files:{files}\n---\n")
@@ -73,7 +77,7 @@ def _preferences(directory: Path) -> None:
 
 def _wikitext(directory: Path) -> None:
     draw = random.Random(5)
-    words = "after against before being between both could during however the a of in and to was".split()
+    words = "after against before being between both could during however the a of in and to was".split()  # noqa: SIM905 - reads better
     rows = [{"text": " ".join(draw.choices(words, k=60)) + "."} for _ in range(400)]
     _rows(directory / "train.jsonl", rows)
     header = "configs:\n- config_name: wikitext-103-raw-v1\n  data_files:\n  - split: train\n    path: train.jsonl"

@@ -240,7 +240,10 @@ class RealMesh(LocalMesh):
 
 
 class RealMeshProcesses(RunningMesh):
-    """Everything real: Megatron trainer and vLLM sampler on `model`, one compute thread each."""
+    """Everything real: Megatron trainer and vLLM sampler on `model`, one compute thread each.
+
+    `options` are further fields of LocalSettings.
+    """
 
     def __init__(
         self,
@@ -250,8 +253,8 @@ class RealMeshProcesses(RunningMesh):
         gateways: int = 1,
         schedulers: int = 1,
         variables: dict[str, str] | None = None,
+        **options: Any,
     ) -> None:
-        settings = free_ports_settings(
-            directory, model, str(model), gateways=gateways, schedulers=schedulers, threads=1, max_rank=16
-        )
+        chosen = {"threads": 1, "max_rank": 16, **options}
+        settings = free_ports_settings(directory, model, str(model), gateways=gateways, schedulers=schedulers, **chosen)
         super().__init__(lambda: RealMesh(settings, variables or {}))
