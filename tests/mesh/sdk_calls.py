@@ -46,7 +46,7 @@ class Tour:
     def __init__(self, base_model: str, sdk_session: str = "api coverage") -> None:
         self.base_model = base_model
         self._numbers = itertools.count()
-        self.service = tinker.ServiceClient(user_metadata={"purpose": sdk_session})
+        self.service = tinker.ServiceClient(user_metadata={"purpose": sdk_session}, project_id="project-1")
         self.rest = self.service.create_rest_client()
         self.admin = tinker.AdminClient()
 
@@ -77,6 +77,10 @@ class Tour:
 
     def external(self) -> str:
         return str(self.training.save_weights_external(self.name()).result().path)
+
+
+class Keywords(dict[str, Any]):
+    """Keyword arguments among the positional ones."""
 
 
 Arguments = Callable[[Tour], tuple[Any, ...]]
@@ -129,7 +133,7 @@ SAMPLING: dict[str, Arguments] = {
     "get_telemetry": _none,
     "get_tokenizer": _none,
     "on_queue_state_change": lambda tour: (_active(), None),
-    "create": lambda tour: (tour.service.holder,),
+    "create": lambda tour: (tour.service.holder, Keywords(base_model=tour.base_model)),
     "from_sampler_handle": lambda tour: (tour.sampling.get_sampler_handle(),),
 }
 WINDOW: Arguments = lambda tour: (YESTERDAY, TODAY)  # noqa: E731 - one of a table's columns
@@ -142,7 +146,7 @@ ADMIN: dict[str, Arguments] = {
 REST: dict[str, Arguments] = {
     **ADMIN,
     "assign_session_project": lambda tour: (tour.session_id, "project-1"),
-    "copy_weights": lambda tour: (tour.state(),),
+    "copy_weights": lambda tour: (tour.state(), "project-1"),
     "delete_checkpoint": lambda tour: (tour.run_id, tour.state().split(f"{tour.run_id}/")[1]),
     "delete_checkpoint_from_tinker_path": lambda tour: (tour.state(),),
     "export_session_trace": lambda tour: (tour.session_id,),
@@ -171,7 +175,15 @@ CLIENTS: dict[str, tuple[str, dict[str, Arguments]]] = {
     "AdminClient": ("admin", ADMIN),
 }
 # Method (without _async) -> a part of the text it is refused with.
-REFUSED: dict[str, str] = {}
+REFUSED: dict[str, str] = {
+    "AdminClient.get_audit_log": "audit lines go to the operator's log",
+    "AdminClient.get_billing_usage": "this mesh does not bill",
+    "AdminClient.get_current_checkpoint_storage_usage": "this mesh does not bill",
+    "RestClient.get_audit_log": "audit lines go to the operator's log",
+    "RestClient.get_billing_usage": "this mesh does not bill",
+    "RestClient.get_current_checkpoint_storage_usage": "this mesh does not bill",
+    "RestClient.export_session_trace": "traces go to the operator's OpenTelemetry collector",
+}
 
 
 def _active() -> Any:

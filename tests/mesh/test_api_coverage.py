@@ -17,13 +17,22 @@ import tinker
 from tests.contract.sdk.surface import public_methods
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
-from tests.mesh.sdk_calls import CLIENTS, REFUSED, Tour
+from tests.mesh.sdk_calls import CLIENTS, REFUSED, Keywords, Tour
 from tools.make_tiny_qwen3 import build
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api-coverage.md"
 METHODS = sorted(name for name, _ in public_methods())
 SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcesses]:
+    """With tokens in place of keys, which `whoami` asks for."""
+    variables, options = {"TINKERMESH_GATEWAY_JWT_AUTH": "true"}, ["--slots", "32"]
+    directory = tmp_path_factory.mktemp("coverage")
+    with MeshProcesses(directory, variables=variables, trainer_options=options) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +86,11 @@ def call(tour: Tour, method: str) -> Any:
     attribute, methods = CLIENTS[client]
     arguments = methods[name if name in methods else name.removesuffix("_async")](tour)
     target = getattr(getattr(tour, attribute), name)
+    positional = [argument for argument in arguments if not isinstance(argument, Keywords)]
+    named = {k: v for argument in arguments if isinstance(argument, Keywords) for k, v in argument.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return finished(target(*arguments) if callable(target) else target)
+        return finished(target(*positional, **named) if callable(target) else target)
 
 
 def finished(answer: Any) -> Any:
