@@ -4,6 +4,7 @@
 * model id              ``<session>:train:<model_seq_id>`` (the SDK computes it itself)
 * sampling session id   ``<session>:sample:<sampling_session_seq_id>:<pool>``
 * request id            ``<pool>.<32 hex of the client's key>.<generation>``
+* completions wait      ``@<sampling session id>:<clone>><cursor>``: a name in Watch, not a client's id
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _MODEL = re.compile(rf"({_SESSION}):train:(0|[1-9][0-9]{{0,18}})")
 _POOL = r"[a-z0-9][a-z0-9_-]{0,62}"
 _SAMPLING = re.compile(rf"({_SESSION}):sample:(0|[1-9][0-9]{{0,18}}):({_POOL})")
 _REQUEST = re.compile(rf"({_POOL})\.([0-9a-f]{{32}})\.(0|[1-9][0-9]{{0,5}})")
+_COMPLETIONS = re.compile(rf"@({_SAMPLING.pattern}):([0-9]{{1,19}})>([0-9]{{1,16}})")
 
 
 class ModelId(NamedTuple):
@@ -46,6 +48,26 @@ class RequestId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.pool}.{self.key}.{self.generation}"
+
+
+class CompletionsWait(NamedTuple):
+    """Waits for what settles, behind a cursor, for the client `clone` (seq id // 10^9) of a sampling session."""
+
+    sampling_session_id: str
+    clone: int
+    after: int
+
+    def __str__(self) -> str:
+        return f"{self.word}>{self.after}"
+
+    @property
+    def word(self) -> str:
+        """What a settlement of this client is announced by."""
+        return f"@{self.sampling_session_id}:{self.clone}"
+
+    @property
+    def pool(self) -> str:
+        return parse_sampling_session_id(self.sampling_session_id).pool
 
 
 def new_session_id() -> str:
@@ -82,6 +104,15 @@ def parse_request_id(text: str) -> RequestId:
     if match is None:
         raise UnknownId(f"request_id {text[:200]!r} is not one of this mesh")
     return RequestId(match[1], match[2], int(match[3]))
+
+
+def parse_completions_wait(text: str) -> CompletionsWait:
+    """Raises UnknownId when `text` is not such a name."""
+    match = _COMPLETIONS.fullmatch(text)
+    if match is None:
+        raise UnknownId(f"{text[:200]!r} is not a wait for completions")
+    *_, clone, after = match.groups()
+    return CompletionsWait(match[1], int(clone), int(after))
 
 
 def key_hash(*parts: str | int) -> str:

@@ -18,6 +18,7 @@ from services.gateway.routes import (
     auth,
     batches,
     checkpoints,
+    completions,
     downloads,
     futures,
     history,
@@ -35,6 +36,7 @@ Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 # The busiest first: routes are tried in order.
 _AREAS = (
     futures,
+    completions,
     batches,
     training,
     sampling,

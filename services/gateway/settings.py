@@ -53,6 +53,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     offload_bytes: int = 256 * 1024
     decoder_threads: int = 2
     max_polls_per_tenant: int = 8192
+    # In one answer of retrieve_futures: each is then fetched by a request of its own, all at once.
+    completions_per_answer: int = 64
 
     compress_requests: bool = False  # tells the SDK to send forward_backward zstd-compressed
     # The SDK exchanges its key for tokens of this lifetime and sends those; off = it sends the key.
@@ -62,6 +64,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     audit_file: str = ""
     audit_file_bytes: int = 64 * MEBIBYTE
     cancel_samples: bool = True  # tells the SDK that cancel_future exists
+    retrieve_futures: bool = True  # tells the SDK to wait for all samples of a client with one request
     sample_max_concurrent_requests: int = 2000
 
     max_datums: int = 1024

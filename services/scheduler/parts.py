@@ -27,6 +27,7 @@ from services.scheduler.registry import Registry
 from services.scheduler.results import Results
 from services.scheduler.sampling.admission import SampleAdmission
 from services.scheduler.sampling.cancel import Cancellation
+from services.scheduler.sampling.completions import Completions
 from services.scheduler.sampling.dispatcher import SampleDispatcher
 from services.scheduler.sampling.fleet import Fleet
 from services.scheduler.sampling.limits import SamplingLimits
@@ -38,6 +39,7 @@ from services.scheduler.session_directory import SessionDirectory
 from services.scheduler.sessions import Sessions
 from services.scheduler.settings import Settings
 from services.scheduler.store.catalog import CatalogStore
+from services.scheduler.store.completions import CompletionStore
 from services.scheduler.store.connection import Redis
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.notices import Notices
@@ -141,6 +143,10 @@ class Assembly:
         return SequenceStore(self._redis, _ms(self._settings.record_seconds))
 
     @cached_property
+    def completion_store(self) -> CompletionStore:
+        return CompletionStore(self._functions)
+
+    @cached_property
     def reader(self) -> RequestReader:
         return RequestReader(self._redis, self._functions)
 
@@ -189,6 +195,11 @@ class Assembly:
         return SamplingSessions(self.sampling_store, self.session_store, self.artifacts, self.directory, self.presence)
 
     @cached_property
+    def completions(self) -> Completions:
+        grace_ms = _ms(self._settings.retrieved_grace_seconds)
+        return Completions(self.completion_store, retrieved_grace_ms=grace_ms)
+
+    @cached_property
     def cancellation(self) -> Cancellation:
         return Cancellation(self.sampling_store, self.reader, self.fleet, self.limits)
 
@@ -209,11 +220,12 @@ class Assembly:
 
     @cached_property
     def queue_states(self) -> QueueStates:
-        return QueueStates(self.training.models, self.directory)
+        return QueueStates(self.training.models, self.directory, self.sampling_store)
 
     @cached_property
     def watches(self) -> WatchHub:
-        return WatchHub(self.results, Explanations(self.results, self.queue_states), self._notices)
+        explanations = Explanations(self.results, self.queue_states)
+        return WatchHub(self.results, self.completions, explanations, self._notices)
 
     @cached_property
     def front(self) -> Front:
@@ -267,6 +279,7 @@ class Assembly:
             sessions=self.sessions,
             sampling_sessions=self.sampling_sessions,
             cancellation=self.cancellation,
+            completions=self.completions,
             models=self.training.models,
             artifacts=self.artifacts,
             training_runs=self.training_runs,

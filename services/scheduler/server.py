@@ -20,6 +20,7 @@ from services.scheduler.pool_facts import trainable
 from services.scheduler.ports import ModelBook
 from services.scheduler.results import Results
 from services.scheduler.sampling.cancel import Cancellation
+from services.scheduler.sampling.completions import Completions
 from services.scheduler.sampling.sessions import SamplingSessions
 from services.scheduler.sessions import Sessions
 from services.scheduler.watch import WatchHub, WatchStream
@@ -33,6 +34,7 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         sessions: Sessions,
         sampling_sessions: SamplingSessions,
         cancellation: Cancellation,
+        completions: Completions,
         models: ModelBook,
         artifacts: Artifacts,
         training_runs: TrainingRuns,
@@ -46,6 +48,7 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         self._sessions = sessions
         self._sampling_sessions = sampling_sessions
         self._cancellation = cancellation
+        self._completions = completions
         self._models = models
         self._artifacts = artifacts
         self._training_runs = training_runs
@@ -106,6 +109,16 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServicer):
             model_path=session.model_path,
             facts=facts,
         )
+
+    async def JoinSamplingSession(
+        self, request: pb.JoinSamplingSessionRequest, context: Context
+    ) -> pb.JoinSamplingSessionReply:
+        self._front.seen()
+        return pb.JoinSamplingSessionReply(client_number=await self._completions.join(request))
+
+    async def ListCompletions(self, request: pb.ListCompletionsRequest, context: Context) -> pb.ListCompletionsReply:
+        self._front.seen()
+        return await self._completions.list(request)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.ModelInfo:
         self._front.seen()

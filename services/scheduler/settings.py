@@ -28,6 +28,7 @@ class Settings(ServiceSettings, frozen=True):
     gap_timeout_seconds: float = 900.0
     retention_seconds: float = 86_400.0
     record_seconds: float = 86_400.0  # how long a recorded sequence lives after its last use
+    retrieved_grace_seconds: float = 600.0  # a sample's result stays this long after its client said it has it
     fair: bool = True
     samplers: bool = True  # false: this mesh runs none, so samples are refused instead of waiting for one
     sample_seconds: float = 600.0

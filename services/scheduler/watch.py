@@ -20,6 +20,7 @@ from services.common.errors import Unavailable, UnknownId
 from services.common.ids import RequestId, parse_request_id
 from services.scheduler.explanations import Explanations
 from services.scheduler.results import Results
+from services.scheduler.sampling.completions import Completions
 from services.scheduler.store.notices import Notices
 from services.scheduler.store.requests import Head
 from services.scheduler.watch_events import final_event
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 REREAD_SECONDS = 10.0
 SWEEP_SECONDS = 1.0
 CHUNK = 500
+
+COMPLETIONS = "@"  # begins the name of a wait for completions, and the word that announces some
 
 Waiter = tuple["WatchStream", str]  # with the tenant it waits for
 
@@ -62,11 +65,15 @@ class WatchStream:
 class WatchHub:
     """All open waits of this process."""
 
-    def __init__(self, results: Results, explanations: Explanations, notices: Notices) -> None:
+    def __init__(
+        self, results: Results, completions: Completions, explanations: Explanations, notices: Notices
+    ) -> None:
         self._results = results
+        self._completions = completions
         self._explanations = explanations
         self._streams: set[WatchStream] = set()
         self._waiting: dict[str, dict[Waiter, None]] = {}
+        self._followed: dict[str, set[str]] = {}  # by the word that announces them: waits for completions
         self._read_at: dict[str, float] = {}  # oldest read first
         self._due: dict[str, None] = {}
         self._wake = asyncio.Event()
@@ -99,6 +106,8 @@ class WatchHub:
     def handle(self, stream: WatchStream, request: pb.WatchRequest) -> None:
         for item in request.add:
             self._waiting.setdefault(item.request_id, {})[(stream, item.tenant_id)] = None
+            if item.request_id.startswith(COMPLETIONS):
+                self._followed.setdefault(_word(item.request_id), set()).add(item.request_id)
             self._mark_due(item.request_id)
         for request_id in request.remove:
             self._drop(request_id, [w for w in self._waiting.get(request_id, {}) if w[0] is stream])
@@ -114,9 +123,11 @@ class WatchHub:
     # -- settlements ---------------------------------------------------------------------
 
     def _settled(self, _pool: str, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            if request_id in self._waiting:
-                self._mark_due(request_id)
+        for word in request_ids:
+            if word in self._waiting:
+                self._mark_due(word)
+            for name in self._followed.get(word, ()):
+                self._mark_due(name)
 
     def _read_everything(self) -> None:
         for request_id in self._waiting:
@@ -135,6 +146,14 @@ class WatchHub:
         if not held:
             del self._waiting[request_id]
             self._read_at.pop(request_id, None)
+            if request_id.startswith(COMPLETIONS):
+                self._unfollow(request_id)
+
+    def _unfollow(self, name: str) -> None:
+        names = self._followed.get(_word(name), set())
+        names.discard(name)
+        if not names:
+            self._followed.pop(_word(name), None)
 
     async def _check_loop(self) -> None:
         while True:
@@ -156,12 +175,15 @@ class WatchHub:
             return False
         return True
 
-    async def _check(self, request_ids: list[str]) -> None:
-        parsed = self._parse(request_ids)
-        answers = await self._results.answers(parsed)
+    async def _check(self, names: list[str]) -> None:
+        waits = [name for name in names if name.startswith(COMPLETIONS)]
+        parsed = self._parse(name for name in names if not name.startswith(COMPLETIONS))
+        answers, heads = await asyncio.gather(self._results.answers(parsed), self._completions.heads(waits))
         now = asyncio.get_running_loop().time()
         for request, (head, result) in zip(parsed, answers, strict=True):
             self._answer(str(request), head, result, now)
+        for name in waits:
+            self._answer(name, heads.get(name), None, now)
 
     def _parse(self, request_ids: Iterable[str]) -> list[RequestId]:
         parsed = []
@@ -192,3 +214,8 @@ class WatchHub:
                 if read_at > before:
                     break
                 self._mark_due(request_id)
+
+
+def _word(name: str) -> str:
+    """``@<sampling session>:<clone>`` of ``@<sampling session>:<clone>><cursor>``."""
+    return name.rpartition(">")[0]

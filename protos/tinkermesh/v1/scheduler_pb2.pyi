@@ -478,6 +478,140 @@ class GetSamplerReply(_message.Message):
 Global___GetSamplerReply: _TypeAlias = GetSamplerReply  # noqa: Y015
 
 @_typing.final
+class JoinSamplingSessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    SAMPLING_SESSION_ID_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    sampling_session_id: _builtins.str
+    idempotency_key: _builtins.str
+    """"" = none"""
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        sampling_session_id: _builtins.str = ...,
+        idempotency_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "sampling_session_id", b"sampling_session_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinSamplingSessionRequest: _TypeAlias = JoinSamplingSessionRequest  # noqa: Y015
+
+@_typing.final
+class JoinSamplingSessionReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_NUMBER_FIELD_NUMBER: _builtins.int
+    client_number: _builtins.int
+    def __init__(
+        self,
+        *,
+        client_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_number", b"client_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinSamplingSessionReply: _TypeAlias = JoinSamplingSessionReply  # noqa: Y015
+
+@_typing.final
+class ListCompletionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    SAMPLING_SESSION_ID_FIELD_NUMBER: _builtins.int
+    CLONE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    RETRIEVED_REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    sampling_session_id: _builtins.str
+    clone: _builtins.int
+    """seq id / 10^9"""
+    after: _builtins.int
+    """what is at or before it was seen and is forgotten"""
+    limit: _builtins.int
+    @_builtins.property
+    def retrieved_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """their results may go"""
+
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        sampling_session_id: _builtins.str = ...,
+        clone: _builtins.int = ...,
+        after: _builtins.int = ...,
+        retrieved_request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "clone", b"clone", "limit", b"limit", "retrieved_request_ids", b"retrieved_request_ids", "sampling_session_id", b"sampling_session_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCompletionsRequest: _TypeAlias = ListCompletionsRequest  # noqa: Y015
+
+@_typing.final
+class Completion(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    RESULT_BYTES_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    failed: _builtins.bool
+    result_bytes: _builtins.int
+    """of a result that is no failure"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        failed: _builtins.bool = ...,
+        result_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "request_id", b"request_id", "result_bytes", b"result_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Completion: _TypeAlias = Completion  # noqa: Y015
+
+@_typing.final
+class ListCompletionsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPLETIONS_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    cursor: _builtins.int
+    """the next request's `after`"""
+    @_builtins.property
+    def completions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Completion]: ...
+    def __init__(
+        self,
+        *,
+        completions: _abc.Iterable[Global___Completion] | None = ...,
+        cursor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "cursor", b"cursor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCompletionsReply: _TypeAlias = ListCompletionsReply  # noqa: Y015
+
+@_typing.final
 class GetModelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -851,6 +985,7 @@ class WatchItem(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     request_id: _builtins.str
+    """Or @<sampling session>:<clone>><cursor>: settled once ListCompletions has something behind the cursor."""
     def __init__(
         self,
         *,

@@ -69,6 +69,16 @@ class SchedulerStub:
                 request_serializer=tinkermesh_dot_v1_dot_scheduler__pb2.GetSamplerRequest.SerializeToString,
                 response_deserializer=tinkermesh_dot_v1_dot_scheduler__pb2.GetSamplerReply.FromString,
                 _registered_method=True)
+        self.JoinSamplingSession = channel.unary_unary(
+                '/tinkermesh.v1.Scheduler/JoinSamplingSession',
+                request_serializer=tinkermesh_dot_v1_dot_scheduler__pb2.JoinSamplingSessionRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_scheduler__pb2.JoinSamplingSessionReply.FromString,
+                _registered_method=True)
+        self.ListCompletions = channel.unary_unary(
+                '/tinkermesh.v1.Scheduler/ListCompletions',
+                request_serializer=tinkermesh_dot_v1_dot_scheduler__pb2.ListCompletionsRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_scheduler__pb2.ListCompletionsReply.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/tinkermesh.v1.Scheduler/GetModel',
                 request_serializer=tinkermesh_dot_v1_dot_scheduler__pb2.GetModelRequest.SerializeToString,
@@ -157,6 +167,21 @@ class SchedulerServicer:
 
     def GetSampler(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def JoinSamplingSession(self, request, context):
+        """A number that no other client of the sampling session has; a client's seq ids are then
+        number * 10^9 and following. A repeat under the same idempotency key answers the same.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCompletions(self, request, context):
+        """What settled for one client of a sampling session, behind a cursor, at once.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -251,6 +276,16 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.GetSampler,
                     request_deserializer=tinkermesh_dot_v1_dot_scheduler__pb2.GetSamplerRequest.FromString,
                     response_serializer=tinkermesh_dot_v1_dot_scheduler__pb2.GetSamplerReply.SerializeToString,
+            ),
+            'JoinSamplingSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinSamplingSession,
+                    request_deserializer=tinkermesh_dot_v1_dot_scheduler__pb2.JoinSamplingSessionRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_scheduler__pb2.JoinSamplingSessionReply.SerializeToString,
+            ),
+            'ListCompletions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCompletions,
+                    request_deserializer=tinkermesh_dot_v1_dot_scheduler__pb2.ListCompletionsRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_scheduler__pb2.ListCompletionsReply.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
@@ -482,6 +517,60 @@ class Scheduler:
             '/tinkermesh.v1.Scheduler/GetSampler',
             tinkermesh_dot_v1_dot_scheduler__pb2.GetSamplerRequest.SerializeToString,
             tinkermesh_dot_v1_dot_scheduler__pb2.GetSamplerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinSamplingSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Scheduler/JoinSamplingSession',
+            tinkermesh_dot_v1_dot_scheduler__pb2.JoinSamplingSessionRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_scheduler__pb2.JoinSamplingSessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCompletions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Scheduler/ListCompletions',
+            tinkermesh_dot_v1_dot_scheduler__pb2.ListCompletionsRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_scheduler__pb2.ListCompletionsReply.FromString,
             options,
             channel_credentials,
             insecure,

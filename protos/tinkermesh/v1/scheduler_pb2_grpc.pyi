@@ -46,6 +46,12 @@ class SchedulerStub:
     """The same for payloads over one frame: first frame request, then payload frames."""
     CreateSamplingSession: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CreateSamplingSessionRequest, _scheduler_pb2.CreateSamplingSessionReply]
     GetSampler: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetSamplerRequest, _scheduler_pb2.GetSamplerReply]
+    JoinSamplingSession: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.JoinSamplingSessionRequest, _scheduler_pb2.JoinSamplingSessionReply]
+    """A number that no other client of the sampling session has; a client's seq ids are then
+    number * 10^9 and following. A repeat under the same idempotency key answers the same.
+    """
+    ListCompletions: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListCompletionsRequest, _scheduler_pb2.ListCompletionsReply]
+    """What settled for one client of a sampling session, behind a cursor, at once."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetModelRequest, _scheduler_pb2.ModelInfo]
     GetWeightsInfo: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetWeightsInfoRequest, _scheduler_pb2.WeightsInfo]
     GetTrainingRun: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetTrainingRunRequest, _scheduler_pb2.TrainingRun]
@@ -77,6 +83,12 @@ class SchedulerAsyncStub(SchedulerStub):
     """The same for payloads over one frame: first frame request, then payload frames."""
     CreateSamplingSession: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CreateSamplingSessionRequest, _scheduler_pb2.CreateSamplingSessionReply]  # type: ignore[assignment]
     GetSampler: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetSamplerRequest, _scheduler_pb2.GetSamplerReply]  # type: ignore[assignment]
+    JoinSamplingSession: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.JoinSamplingSessionRequest, _scheduler_pb2.JoinSamplingSessionReply]  # type: ignore[assignment]
+    """A number that no other client of the sampling session has; a client's seq ids are then
+    number * 10^9 and following. A repeat under the same idempotency key answers the same.
+    """
+    ListCompletions: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListCompletionsRequest, _scheduler_pb2.ListCompletionsReply]  # type: ignore[assignment]
+    """What settled for one client of a sampling session, behind a cursor, at once."""
     GetModel: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetModelRequest, _scheduler_pb2.ModelInfo]  # type: ignore[assignment]
     GetWeightsInfo: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetWeightsInfoRequest, _scheduler_pb2.WeightsInfo]  # type: ignore[assignment]
     GetTrainingRun: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetTrainingRunRequest, _scheduler_pb2.TrainingRun]  # type: ignore[assignment]
@@ -147,6 +159,24 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.GetSamplerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.GetSamplerReply, _abc.Awaitable[_scheduler_pb2.GetSamplerReply]]: ...
+
+    @_abc_1.abstractmethod
+    def JoinSamplingSession(
+        self,
+        request: _scheduler_pb2.JoinSamplingSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.JoinSamplingSessionReply, _abc.Awaitable[_scheduler_pb2.JoinSamplingSessionReply]]:
+        """A number that no other client of the sampling session has; a client's seq ids are then
+        number * 10^9 and following. A repeat under the same idempotency key answers the same.
+        """
+
+    @_abc_1.abstractmethod
+    def ListCompletions(
+        self,
+        request: _scheduler_pb2.ListCompletionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ListCompletionsReply, _abc.Awaitable[_scheduler_pb2.ListCompletionsReply]]:
+        """What settled for one client of a sampling session, behind a cursor, at once."""
 
     @_abc_1.abstractmethod
     def GetModel(

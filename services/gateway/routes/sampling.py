@@ -27,6 +27,7 @@ def routes(gateway: Gateway) -> list[Route]:
     return [
         endpoint(gateway, "/create_sampling_session", create_sampling_session),
         endpoint(gateway, "/samplers/{sampling_session_id}", get_sampler, ("GET",)),
+        endpoint(gateway, "/join_sampling_session", join_sampling_session),
         endpoint(gateway, "/asample", asample),
     ]
 
@@ -76,6 +77,20 @@ async def get_sampler(call: Call) -> Response:
     if reply.model_path:
         answer["model_path"] = reply.model_path
     return json_response(answer)
+
+
+async def join_sampling_session(call: Call) -> Response:
+    """A number for one more client of the session; its repeats over HTTP carry one idempotency key."""
+    sampling_session_id = (await call.json(bodies.SamplingSessionId)).sampling_session_id
+    parse_sampling_session_id(sampling_session_id)
+    number = await call.gateway.scheduler.join_sampling_session(
+        pb.JoinSamplingSessionRequest(
+            tenant_id=call.tenant,
+            sampling_session_id=sampling_session_id,
+            idempotency_key=call.header("x-idempotency-key"),
+        )
+    )
+    return json_response({"type": "join_sampling_session", "client_counter": number})
 
 
 async def asample(call: Call) -> Response:

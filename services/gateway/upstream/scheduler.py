@@ -76,6 +76,12 @@ class SchedulerClient:
     async def list_pools(self) -> list[pb.PoolSummary]:
         return list((await self._unary(self._stub.ListPools, pb.ListPoolsRequest())).pools)
 
+    async def join_sampling_session(self, request: pb.JoinSamplingSessionRequest) -> int:
+        return int((await self._unary(self._stub.JoinSamplingSession, request)).client_number)
+
+    async def list_completions(self, request: pb.ListCompletionsRequest) -> pb.ListCompletionsReply:
+        return cast("pb.ListCompletionsReply", await self._unary(self._stub.ListCompletions, request))
+
     async def cancel(self, tenant: str, request_id: str) -> None:
         await self._unary(self._stub.Cancel, pb.CancelRequest(tenant_id=tenant, request_id=request_id))
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import grpc
 from tinkermesh.v1 import scheduler_pb2 as pb
 
 from services.common.errors import Pending, Unavailable
+from services.common.ids import CompletionsWait
 from services.gateway.upstream.outbox import Key, Outbox
 from services.gateway.upstream.scheduler import SchedulerClient
 
@@ -61,11 +64,24 @@ class WatchHub:
         """The event that settled the request, or a PENDING one with its queue state after `seconds`."""
         if self._draining:
             return _DRAINING
-        wait = self._waits.get((tenant, request_id)) or self._add((tenant, request_id))
-        wait.polls += 1
-        try:
+        with self._held((tenant, request_id)) as wait:
             await asyncio.wait({wait.event}, timeout=seconds)
             return wait.event.result() if wait.event.done() else await self._explain(wait)
+
+    async def reached(self, tenant: str, name: CompletionsWait, seconds: float) -> pb.WatchEvent:
+        """The event that says something is behind the cursor, or PENDING after `seconds`."""
+        if self._draining:
+            return _DRAINING
+        with self._held((tenant, str(name))) as wait:
+            await asyncio.wait({wait.event}, timeout=seconds)
+            return wait.event.result() if wait.event.done() else _pending()
+
+    @contextmanager
+    def _held(self, key: Key) -> Iterator[_Wait]:
+        wait = self._waits.get(key) or self._add(key)
+        wait.polls += 1
+        try:
+            yield wait
         finally:
             wait.polls -= 1
             if wait.polls == 0:

@@ -252,3 +252,23 @@ class CreateSamplingSession(Body):
     sampling_session_seq_id: Counter
     base_model: str | None = None
     model_path: str | None = None
+
+
+class SamplingSessionId(Body):
+    sampling_session_id: str
+
+
+Cursor = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+class FuturesTarget(Body):
+    sampling_session_id: str
+    cloned_sampler_id: Counter = 0
+    type: Literal["sampling_session"] = "sampling_session"
+
+
+class RetrieveFutures(Body):
+    target: FuturesTarget
+    prev_cursor: Cursor = 0
+    timeout: Annotated[float, Meta(ge=0)] | None = None
+    retrieved_request_ids: Annotated[list[Label], Meta(max_length=65_536)] = []

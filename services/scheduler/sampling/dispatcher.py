@@ -28,7 +28,9 @@ class SampleDispatcher:
         self._limits = limits
         self._weights = weights
         self._wakes: dict[str, asyncio.Event] = {}
+        self._runs: dict[str, PoolRun] = {}
         notices.on_ready(self._ready)
+        notices.on_settled(self._settled)
         notices.on_reconnect(lambda: self._wake(list(self._wakes)))
 
     def _ready(self, pool: str, work: str) -> None:
@@ -37,10 +39,16 @@ class SampleDispatcher:
 
     async def run(self, pool: str, term: int) -> None:
         wake = self._wakes[pool] = asyncio.Event()
+        run = self._runs[pool] = PoolRun(pool, term, self._store, self._fleet, self._limits, wake, self._weights)
         try:
-            await PoolRun(pool, term, self._store, self._fleet, self._limits, wake, self._weights).run()
+            await run.run()
         finally:
             self._wakes.pop(pool, None)
+            self._runs.pop(pool, None)
+
+    def _settled(self, pool: str, request_ids: list[str]) -> None:
+        if (run := self._runs.get(pool)) is not None:
+            run.settled(request_ids)
 
     def _wake(self, pools: list[str]) -> None:
         for pool in pools:

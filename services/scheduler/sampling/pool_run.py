@@ -60,6 +60,7 @@ class PoolRun:
         self._without_sampler_since = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
+        self._calls: dict[str, tuple[asyncio.Task[None], SamplerLink]] = {}  # by request id
 
     async def run(self) -> None:
         """Until cancelled, or until another replica holds the lease."""
@@ -67,6 +68,14 @@ class PoolRun:
             await self._until_stale()
         finally:
             await self._end()
+
+    def settled(self, request_ids: list[str]) -> None:
+        """Ends the calls for samples that were settled elsewhere, such as cancelled ones."""
+        for request_id in request_ids:
+            task, link = self._calls.get(request_id, (None, None))
+            if task is not None and link is not None and task not in self._settling:
+                task.cancel()
+                self._fleet.spawn(link.abort(request_id))
 
     async def _end(self) -> None:
         """Outcomes that are here are written; what still runs is left to the next lease holder."""
@@ -182,7 +191,15 @@ class PoolRun:
     def _spawn(self, waiting: Waiting, link: SamplerLink, body: types.SampleBody) -> None:
         task = asyncio.create_task(self._serve(waiting, link, body))
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        self._calls[waiting.sample.request_id] = (task, link)
+        task.add_done_callback(lambda done: self._ended(waiting, done))
+
+    def _ended(self, waiting: Waiting, task: asyncio.Task[None]) -> None:
+        if self._calls.get(waiting.sample.request_id, (None,))[0] is task:
+            del self._calls[waiting.sample.request_id]
+        if task.cancelled():
+            self._held.discard(waiting.key)
+        self._done(task)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -202,9 +219,7 @@ class PoolRun:
         if isinstance(outcome, Retry):
             await self._again(waiting, link, outcome)
         else:
-            if (task := asyncio.current_task()) is not None:
-                self._settling.add(task)
-            await self._settle(waiting, outcome.result, outcome.records)
+            await self._settle_here(waiting, outcome.result, outcome.records)
 
     async def _again(self, waiting: Waiting, link: SamplerLink, retry: Retry) -> None:
         if not await self._persist(lambda: self._store.requeue(self._pool, waiting.key)):
@@ -219,11 +234,19 @@ class PoolRun:
             # A transport's own text names addresses of the mesh: it goes to the log only.
             reason = "the sampler was lost" if retry.verdict is Verdict.ELSEWHERE else retry.reason
             text = f"{reason} (tried for {troubled:.0f} s; {len(waiting.lost_on)} samplers lost)"
-            await self._settle(waiting, server_failure(retry.stage, text))
+            await self._settle_here(waiting, server_failure(retry.stage, text))
             return
         if retry.verdict is Verdict.LATER:
             await asyncio.sleep(TICK_SECONDS)
         self._turns.rejoin(waiting.tenant_id, waiting)
+
+    async def _settle_here(
+        self, waiting: Waiting, result: types.Result, records: Sequence[types.SequenceRecord] = ()
+    ) -> None:
+        """In the sample's own task, which from now on is left to its end."""
+        if (task := asyncio.current_task()) is not None:
+            self._settling.add(task)
+        await self._settle(waiting, result, records)
 
     async def _settle(
         self, waiting: Waiting, result: types.Result, records: Sequence[types.SequenceRecord] = ()

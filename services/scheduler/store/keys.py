@@ -278,8 +278,14 @@ def record_upload(pool: str, upload: str, index: int) -> str:
     return _pool(pool, f"recording:{upload}:{index}")
 
 
+def completions(pool: str, sampling_session_id: str, clone: int) -> str:
+    """Zset ``<result bytes | failed> <request id>`` -> its number in the order of settlement."""
+    return _pool(pool, f"completions:{sampling_session_id}:{clone}")
+
+
 def settled_channel(pool: str) -> str:
-    """Pub/sub: space-separated request ids that have just been settled."""
+    """Pub/sub: space-separated request ids that have just been settled, and for samples
+    ``@<sampling session id>:<clone>`` of the client each belongs to."""
     return f"{PREFIX}:settled:{pool}"
 
 

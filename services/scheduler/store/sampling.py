@@ -129,6 +129,12 @@ class SamplingStore:
         found = await self._rows(pool, [(key.decode(), 0) for key in where])
         return [replace(sample, sampler=where[sample.key.encode()].decode()) for sample in found]
 
+    async def waiting_before(self, pool: str, key: str) -> int | None:
+        """How many waiting samples of the pool arrived before it; None = it does not wait."""
+        with reaching_redis():
+            rank = await self._redis.zrank(keys.pending_samples(pool), key)
+        return None if rank is None else int(rank)
+
     async def running_counts(self, pool: str) -> dict[str, int]:
         """Sampler id -> samples running there."""
         with reaching_redis():

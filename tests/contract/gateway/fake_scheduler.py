@@ -64,6 +64,7 @@ class FakeScheduler(Belongings, SchedulerServicer):
         self.calls: list[str] = []
         self.deleted: list[tuple[str, str]] = []
         self.cancelled: list[str] = []
+        self.joined: list[str] = []  # idempotency keys
         self.session_requests: list[pb.CreateSessionRequest] = []
         self.streams = WatchStreams(self.requests)
         self.catalog = FakeCatalog(self)
@@ -210,6 +211,17 @@ class FakeScheduler(Belongings, SchedulerServicer):
     async def GetSampler(self, request: Any, context: Any) -> pb.GetSamplerReply:
         self._enter("GetSampler")
         return self.owned(self.samplers, request.sampling_session_id, request.tenant_id, "sampling session")[1]
+
+    async def JoinSamplingSession(self, request: Any, context: Any) -> pb.JoinSamplingSessionReply:
+        self._enter("JoinSamplingSession")
+        self.owned(self.samplers, request.sampling_session_id, request.tenant_id, "sampling session")
+        self.joined.append(request.idempotency_key)
+        return pb.JoinSamplingSessionReply(client_number=1_000_000_000 + len(self.joined))
+
+    async def ListCompletions(self, request: Any, context: Any) -> pb.ListCompletionsReply:
+        self._enter("ListCompletions")
+        self.owned(self.samplers, request.sampling_session_id, request.tenant_id, "sampling session")
+        return self.streams.settled.reply(request)
 
     async def GetModel(self, request: Any, context: Any) -> pb.ModelInfo:
         self._enter("GetModel")

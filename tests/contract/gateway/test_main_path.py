@@ -21,9 +21,9 @@ async def test_healthz_needs_no_key_API_01(client: Client) -> None:
 async def test_client_config_tells_the_truth_API_10(client: Client) -> None:
     config = (await client.post("client/config", {"sdk_version": "0.38.0"})).json()
     assert config["pjwt_auth_enabled"] is False
-    assert config["sample_use_retrieve_futures"] is False
+    assert config["sample_use_retrieve_futures"] is True
     assert config["custom_loss_server_side"] is False
-    assert config["sample_join_sampling_session"] is False
+    assert config["sample_join_sampling_session"] is True
     assert config["fwdbwd_max_chunk_len"] == 1024
     dynamic = await client.post("client/dynamic_config", {"sdk_version": "0.38.0"})
     assert dynamic.json()["refresh_interval_sec"] == 300

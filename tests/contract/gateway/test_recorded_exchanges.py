@@ -28,7 +28,7 @@ RECIPES = ("slbasic", "mathrlasync", "mathrlstable", "dpo", "opd")
 pytestmark = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the recorded exchanges are not beside this checkout")
 
 # Features this mesh says it lacks: a clear 404, never an accident.
-UNSUPPORTED = {"/api/v1/auth/token", "/api/v1/retrieve_futures", "/api/v1/join_sampling_session"}
+UNSUPPORTED = {"/api/v1/auth/token"}
 # Content this mesh refuses in order: the POST is accepted all the same, its future fails.
 REFUSED_CONTENT = {
     "extras-013-forward_backward.json": "image",

@@ -9,6 +9,8 @@ from typing import Any
 
 from tinkermesh.v1 import scheduler_pb2 as pb
 
+from services.common.ids import parse_completions_wait
+from tests.contract.gateway.settled_samples import SettledSamples
 from tests.contract.gateway.submitted import Submitted
 
 INLINE_BYTES = 32 * 1024
@@ -26,6 +28,7 @@ class WatchStreams:
     def __init__(self, requests: Mapping[str, Submitted]) -> None:
         self.silent = False  # a stream that says nothing, as after a lost wake-up
         self.queue_state = ("active", "")
+        self.settled = SettledSamples(requests)
         self._requests = requests
         self._watchers: set[_Watcher] = set()
 
@@ -72,13 +75,17 @@ class WatchStreams:
     def tell(self, one: Submitted) -> None:
         for watcher in self._watchers:
             for tenant, request_id in list(watcher.open):
-                if request_id == one.reply.request_id:
+                if request_id == one.reply.request_id or request_id.startswith("@"):
                     self._answer(watcher, tenant, request_id)
 
     def _answer(self, watcher: _Watcher, tenant: str, request_id: str) -> None:
         event = pb.WatchEvent(request_id=request_id, tenant_id=tenant)
         one = self._requests.get(request_id)
-        if one is None:
+        if request_id.startswith("@"):
+            if self.settled.waits(parse_completions_wait(request_id)):
+                return
+            event.state = pb.WATCH_STATE_SETTLED
+        elif one is None:
             event.state = pb.WATCH_STATE_UNKNOWN
         elif one.request.tenant_id != tenant:
             event.state = pb.WATCH_STATE_FOREIGN

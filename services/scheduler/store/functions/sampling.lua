@@ -54,8 +54,13 @@ end
 register('sampling_admit', function(keys, args)
   local prefix, key, tenant = keys[1], args[2], args[3]
   local context = begin(prefix, args[10])
+  local held = redis.call('HGET', row_key(prefix, key), 'request_id')
   local known = known_key(context, key, tenant, args[4])
   if type(known) == 'table' then return known end
+  if known and known ~= held then -- the terminal answer of an expired key: who waits for it hears of it
+    note_completion(context, key)
+    publish_settled(context)
+  end
   if known then return { known, redis.call('HGET', row_key(prefix, key), 'sequence_ids') } end
   local session = redis.call('HMGET', session_key(prefix, args[1]),
     'tenant', 'state', 'session', 'adapter_name', 'adapter_path', 'reason')
@@ -82,6 +87,7 @@ register('sampling_admit', function(keys, args)
   redis.call('SADD', prefix .. ':sampling_open:' .. args[1], key)
   if args[11] ~= '' then
     settle_sample(context, key, 'failed', args[11])
+    note_completion(context, key)
   else
     redis.call('ZADD', prefix .. ':samples', arrival, key)
     publish_ready(prefix, 'sample')
@@ -160,6 +166,7 @@ register('sampling_settle', function(keys, args)
     redis.call('HSET', row_key(prefix, key), 'result_upload', args[5], 'result_segments', args[6], 'result_bytes', args[7])
   end
   keep_records(prefix, key, args[8], tonumber(args[9]))
+  note_completion(context, key)
   publish_settled(context)
   return { 1, sampler }
 end)
