@@ -54,7 +54,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     decoder_threads: int = 2
     max_polls_per_tenant: int = 8192
     # In one answer of retrieve_futures: each is then fetched by a request of its own, all at once.
-    completions_per_answer: int = 64
+    completions_per_answer: int = 16
 
     compress_requests: bool = False  # tells the SDK to send forward_backward zstd-compressed
     # The SDK exchanges its key for tokens of this lifetime and sends those; off = it sends the key.
@@ -66,6 +66,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     cancel_samples: bool = True  # tells the SDK that cancel_future exists
     retrieve_futures: bool = True  # tells the SDK to wait for all samples of a client with one request
     sample_max_concurrent_requests: int = 2000
+    # Prompts (4 bytes a token) the SDK has on their way at once, each on a connection of its own.
+    sample_dispatch_bytes: int = 16 * 1024
 
     max_datums: int = 1024
     max_tokens_per_datum: int = 32_768

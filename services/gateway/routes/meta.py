@@ -51,6 +51,7 @@ async def client_config(call: Call) -> Response:
             "proto_compress_fwdbwd": settings.compress_requests,
             "fwdbwd_max_chunk_len": settings.max_datums,
             "sample_max_concurrent_requests": settings.sample_max_concurrent_requests,
+            "sample_dispatch_bytes_semaphore_size": settings.sample_dispatch_bytes,
             "sample_enable_stuck_detection": True,
             "sample_use_retrieve_futures": settings.retrieve_futures,
             "sample_join_sampling_session": True,
