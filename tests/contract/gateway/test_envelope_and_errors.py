@@ -295,7 +295,6 @@ async def test_create_after_a_long_absence_is_503(hasty: Client, scheduler: Fake
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "retrieve_futures"),
         ("GET", "optim_step"),
         ("POST", "training_runs"),
         ("GET", "sessions/search/more"),
