@@ -84,7 +84,7 @@ def running(mesh: MeshProcesses) -> int:
         return int(stub.Describe(pb.DescribeSamplerRequest(), timeout=10).running)
 
 
-def until_running(mesh: MeshProcesses, count: int, seconds: float = 20.0) -> None:
+def until_running(mesh: MeshProcesses, count: int, seconds: float = 50.0) -> None:
     deadline = time.monotonic() + seconds
     while running(mesh) != count:
         assert time.monotonic() < deadline, f"{running(mesh)} samples run, not {count}"
