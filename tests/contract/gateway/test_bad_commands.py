@@ -245,7 +245,7 @@ SAMPLES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "text"), SAMPLES, ids=[case[0] for case in SAMPLES])
-async def test_bad_samples_fail_through_the_future_VAL_17(
+async def test_bad_samples_fail_through_the_future_VAL_17_VAL_19(
     client: Client, scheduler: FakeScheduler, sampler: str, name: str, change: dict[str, Any], text: str
 ) -> None:
     body = {

@@ -7,14 +7,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.multiprocessing as mp
 
+from services.common.datum_blocks import Datum
 from services.common.errors import ServerError
-from services.trainer.engine import Adam, Layout, SlotDatum, SlotImage
+from services.trainer.engine import Adam, Layout, Loss, SlotDatum, SlotImage
 from services.trainer.megatron.engine import EngineConfig, MegatronEngine
 from services.trainer.megatron.runtime import stop_runtime
-from tests.unit.trainer.rig import ADAM, ALL, CROSS_ENTROPY, layout, on_slot, scaled, supervised
+from tests.unit.trainer.rig import ADAM, ALL, CROSS_ENTROPY, layout, on_slot, policy, scaled, supervised
 
 SHAPES: dict[int, Layout] = {0: layout(8), 1: layout(4, unembed=False), 2: layout(5, mlp=False)}
 # A large eps: with a small one, Adam's first step is the gradient's sign and amplifies rounding.
@@ -59,6 +61,23 @@ def run(engine: MegatronEngine) -> dict[str, Any]:
     outcome["skipped"] = _poisoned_step(engine)
     engine.init_slot(3, ALL, seed=11)
     outcome["fresh"] = engine.capture(3, moments=False).weights
+    outcome["other"] = {name: _other_loss(engine, name, datums) for name, datums in _other_datums().items()}
+    return outcome
+
+
+def _other_datums() -> dict[str, list[Datum]]:
+    """Three each: an odd one for two data-parallel ranks, more than one micro-batch."""
+    lessons = [policy(i, n, np.full((n, 1), -6.0, np.float32)) for i, n in enumerate((11, 25, 8))]
+    wide = [supervised(i, n, width=1 + 2 * i) for i, n in enumerate((11, 25, 8))]
+    return {"gspo": lessons, "stable_reinforce": lessons, "cross_entropy": wide}
+
+
+def _other_loss(engine: MegatronEngine, name: str, datums: list[Datum]) -> dict[str, Any]:
+    start = start_image(engine, SHAPES[0], 0)
+    engine.restore(0, start)
+    results = engine.run_pass(on_slot(0, *datums), Loss(name, {}), backward=True)
+    outcome = {"losses": [one.loss for one in results], "gradients": engine.window_gradients(0)}
+    engine.restore(0, start)  # an open window is a partial sum: other on each replica
     return outcome
 
 

@@ -141,3 +141,17 @@ def test_top_k_distillation_moves_the_student_to_the_teacher(engine_for: Callabl
         engine.optim_steps([(1, Adam(1e-2, 0.9, 0.95, 1e-8, 0.0, 0.0))])
     assert losses[-1] < losses[0]
     assert distance() < 0.7 * before
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_huge_logits_in_low_precision_without_weight_give_zero_and_stay_finite_LOSS_09(
+    engine: MegatronEngine, width: int
+) -> None:
+    """A sum in bfloat16 would overflow, and inf times the zero weight be NaN."""
+    hidden, weight, targets, fields = _tensors(width)
+    big, fields["weights"] = torch.bfloat16, torch.zeros_like(fields["weights"])
+    scores = _head(engine, "cross_entropy", (hidden * 1e18).to(big), (weight * 1e18).to(big), targets, fields)
+    assert scores.losses.tolist() == torch.zeros(T, width).tolist()
+    assert bool(torch.isfinite(scores.logprobs).all())
+    assert scores.dhidden is not None
+    assert not scores.dhidden.any()

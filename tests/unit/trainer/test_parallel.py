@@ -82,6 +82,18 @@ def test_gradient_of_every_parameter_equals_one_rank(
 
 
 @both
+@pytest.mark.parametrize("loss", ["gspo", "stable_reinforce", "cross_entropy"])
+def test_sequence_losses_and_matrix_targets_equal_one_rank_LOSS_06_LOSS_10(
+    mode: str, loss: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]]
+) -> None:
+    expected = single["other"][loss]
+    for outcome in double[mode]:
+        assert outcome["other"][loss]["losses"] == pytest.approx(expected["losses"], rel=RESULT_TOLERANCE)
+    assert worst(double[mode][0]["other"][loss]["gradients"], expected["gradients"]) <= GRADIENT_TOLERANCE
+    assert all(loss != 0 for loss in expected["losses"])
+
+
+@both
 def test_norms_and_next_weights_equal_one_rank_OPT_05(
     mode: str, single: dict[str, Any], double: dict[str, list[dict[str, Any]]], measured: Measurements
 ) -> None:
