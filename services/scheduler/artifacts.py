@@ -7,7 +7,6 @@ does not know (yet) the metadata's own end counts, and it is not public.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shutil
 import time
@@ -25,6 +24,7 @@ from services.common.clock import now_ms
 from services.common.errors import Forbidden, InvalidInput, MissingResource
 from services.common.keyring import ownership_mac, same_digest
 from services.common.tinker_path import KINDS, TinkerPath, check_name, parse_tinker_path
+from services.scheduler.shared_store import in_store
 from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.catalog_entries import CheckpointEntry
 
@@ -81,7 +81,7 @@ class Artifacts:
 
     async def pinned(self, path: TinkerPath, version: str) -> Artifact:
         """A version its reader was told of before, superseded or not. Raises InvalidInput, MissingResource."""
-        artifact = await asyncio.to_thread(self._read_pinned, path, version)
+        artifact = await in_store(self._read_pinned, path, version)
         return _living(artifact, await self._entry(artifact))
 
     async def _entry(self, artifact: Artifact) -> CheckpointEntry | None:
@@ -91,7 +91,7 @@ class Artifacts:
 
     async def stored(self, path: TinkerPath) -> Artifact:
         """The version `path` names now, whoever asks. Raises InvalidInput, MissingResource."""
-        return await asyncio.to_thread(self._read, path)
+        return await in_store(self._read, path)
 
     async def owned(self, path: TinkerPath, tenant_id: str) -> Artifact:
         """The same if it is the tenant's own. Raises InvalidInput, MissingResource, Forbidden."""
@@ -102,18 +102,18 @@ class Artifacts:
 
     async def of_run(self, run_id: str) -> list[Artifact]:
         """Everything published of a run, whoever owns it, the oldest first; what is damaged is left out."""
-        return await asyncio.to_thread(self._of_run, run_id)
+        return await in_store(self._of_run, run_id)
 
     async def run_ids(self) -> list[str]:
         """Every run that has a directory in the store."""
-        return await asyncio.to_thread(lambda: sorted(folder.name for folder in (self.root / "runs").glob("*")))
+        return await in_store(lambda: sorted(folder.name for folder in (self.root / "runs").glob("*")))
 
     async def remove(self, path: TinkerPath, version: str) -> None:
         """Deletes a version's files; its public name first, so no reader finds half of it.
 
         A newer version under the same name stays. Repeatable.
         """
-        await asyncio.to_thread(self._remove, path, version)
+        await in_store(self._remove, path, version)
 
     def _granted(self, owner: str, access_digest: str) -> bool:
         return access_digest != "" and self._tenant_of_digest(access_digest) == owner

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -16,7 +15,7 @@ from tinkermesh.v1 import trainer_pb2
 from services.common import store as layout
 from services.common.artifact_meta import encode_meta
 from services.common.clock import now_ms
-from services.common.errors import InvalidInput, KeyConflict, Unavailable
+from services.common.errors import InvalidInput, KeyConflict
 from services.common.ids import ModelId, key_hash
 from services.common.keyring import ownership_mac
 from services.common.publish import Claim, public_path, publish
@@ -24,6 +23,7 @@ from services.common.tinker_path import TinkerPath
 from services.scheduler.artifacts import Artifact, Artifacts
 from services.scheduler.catalog.registrar import register
 from services.scheduler.session_directory import COPY, SessionDirectory
+from services.scheduler.shared_store import in_store
 from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.catalog_entries import RunFacts
 
@@ -78,10 +78,7 @@ class Copies:
     async def _made(self, run_id: str, source: Artifact, request: pb.CopyCheckpointRequest) -> Artifact:
         path = TinkerPath(run_id, source.path.kind, source.path.name)
         meta = _meta(path, source, request, self._artifacts.pepper)
-        try:
-            await asyncio.to_thread(_write, self._artifacts.root, path, source, meta)
-        except OSError as error:
-            raise Unavailable(f"the store did not take the copy ({os.strerror(error.errno or 0)})") from error
+        await in_store(_write, self._artifacts.root, path, source, meta)
         return await self._artifacts.stored(path)
 
 

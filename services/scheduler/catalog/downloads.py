@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tarfile
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from services.common.frames import FRAME_BYTES
 from services.common.store import META_FILE
 from services.common.tinker_path import parse_tinker_path
 from services.scheduler.artifacts import Artifact, Artifacts
+from services.scheduler.shared_store import in_store
 
 BLOCK = tarfile.BLOCKSIZE
 TAR_END = 2 * BLOCK
@@ -29,7 +29,7 @@ class Downloads:
     async def describe(self, path: str, tenant_id: str) -> pb.DownloadDescription:
         """Raises InvalidInput, MissingResource, Forbidden."""
         artifact = await self._artifacts.find(path, tenant_id, "")
-        files = await asyncio.to_thread(_files, artifact.directory)
+        files = await in_store(_files, artifact.directory)
         return pb.DownloadDescription(
             version=artifact.version,
             files=[pb.DownloadFile(name=name, size_bytes=size) for name, size in files.items()],
@@ -39,7 +39,7 @@ class Downloads:
     async def file(self, request: pb.ReadFileRequest) -> AsyncIterator[pb.DownloadFrame]:
         """Raises InvalidInput, MissingResource."""
         artifact = await self._pinned(request.path, request.version)
-        size = (await asyncio.to_thread(_files, artifact.directory)).get(request.file)
+        size = (await in_store(_files, artifact.directory)).get(request.file)
         if size is None:
             raise MissingResource(f"{request.path} has no file {request.file[:200]!r}")
         if request.offset > size:
@@ -52,7 +52,7 @@ class Downloads:
     async def archive(self, request: pb.ReadArchiveRequest) -> AsyncIterator[pb.DownloadFrame]:
         """Raises InvalidInput, MissingResource."""
         artifact = await self._pinned(request.path, request.version)
-        files = await asyncio.to_thread(_files, artifact.directory)
+        files = await in_store(_files, artifact.directory)
         total = sum(BLOCK + size + _padding(size) for size in files.values()) + TAR_END
         yield pb.DownloadFrame(total_bytes=total)
         for name, size in files.items():
@@ -74,10 +74,10 @@ def _files(directory: Path) -> dict[str, int]:
 
 
 async def _read(file: Path, offset: int, length: int) -> AsyncIterator[bytes]:
-    descriptor = await asyncio.to_thread(_open, file)
+    descriptor = await in_store(_open, file)
     try:
         while length > 0:
-            data = await asyncio.to_thread(os.pread, descriptor, min(length, FRAME_BYTES), offset)
+            data = await in_store(os.pread, descriptor, min(length, FRAME_BYTES), offset)
             if not data:
                 raise MissingResource(f"{file.name} ended early; its checkpoint is being deleted")
             yield data
