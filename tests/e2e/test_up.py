@@ -54,6 +54,7 @@ def test_up_serves_until_ctrl_c_and_leaves_nothing_behind(tiny_model: Path, tmp_
         assert models[0]["trainable"] and models[0]["sampleable"]
         for name in ("redis", "scheduler-0", "gateway-0", "trainer", "sampler"):
             assert re.search(rf"{name}\b.*\bready\b", output.read_text())
+            assert re.search(rf"^{name} is ready after \d+ s$", output.read_text(), re.MULTILINE)  # no terminal here
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 5
         process.send_signal(signal.SIGINT)
