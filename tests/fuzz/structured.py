@@ -59,18 +59,26 @@ def _change_json(rng: random.Random, document: Any) -> None:
         case 0:
             del holder[key]
         case 1 if isinstance(holder, list):
-            holder.insert(key, holder[key])
+            holder.insert(key, _copied(holder[key]))
         case 2:
             other, other_key = rng.choice(places)
-            holder[key] = other[other_key] if other[other_key] is not holder else None
+            holder[key] = _copied(other[other_key])
         case 3 if isinstance(holder, dict):
-            holder[rng.choice(("x", "dtype", "shape", "data", "seq_id", "type", "tokens"))] = rng.choice(VALUES)
+            holder[rng.choice(("x", "dtype", "shape", "data", "seq_id", "type", "tokens"))] = _copied(
+                rng.choice(VALUES)
+            )
         case _:
-            holder[key] = rng.choice(VALUES)
+            holder[key] = _copied(rng.choice(VALUES))
+
+
+def _copied(value: Any) -> Any:
+    """A copy, so that documents stay trees; what is large becomes nothing: they must not grow without end."""
+    encoded = msgspec.json.encode(value)
+    return msgspec.json.decode(encoded) if len(encoded) < 512 else None
 
 
 def _places(value: Any, depth: int) -> Any:
-    """Every (container, key), not too deep: a value may have been put into itself."""
+    """Every (container, key), not too deep."""
     if depth > 12:
         return
     items = (
