@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from benchmarks.client.gateway import Gateway
@@ -15,6 +16,7 @@ from benchmarks.client.wakeups import Wakeups
 from benchmarks.datums import datum, draw
 
 MILLISECONDS = 1000.0
+FLOOD_VOCABULARY = 512
 
 
 class Driver:
@@ -67,6 +69,26 @@ class Driver:
             for model in self._models:
                 await _steps(model, count)
         return time.perf_counter() - started
+
+    async def flood(self, model: int, requests: int, datums: int, tokens: int) -> list[str]:
+        """Leaves `requests` batches of a model in its queue; answers their request ids."""
+        flooding = self._models[model]
+        batch = [datum(row) for row in draw(datums, tokens, FLOOD_VOCABULARY, seed=model)]
+        return [
+            await replace(flooding, batch=batch, next_seq=flooding.take_seq()).post_forward_backward()
+            for _ in range(requests)
+        ]
+
+    async def one_batch(self, model: int) -> list[float]:
+        """Milliseconds from the POST of one batch of a model to its delivered result."""
+        started = time.perf_counter()
+        answer = await self._models[model].forward_backward()
+        return [(answer.at - started) * MILLISECONDS]
+
+    async def finish(self) -> None:
+        """Ends every session: the slots are free soon after."""
+        for model in self._models:
+            await model.finish()
 
     async def samples(self, tokens: int) -> None:
         """Every model's session samples `tokens` tokens from the base model, all at once."""
