@@ -40,9 +40,7 @@ def run(quick: bool) -> list[Figure]:
         Figure("units until a newcomer's first datum is done", [units for units, _ in behind], "units", "<= 2", note),
         Figure("newcomer's first datum behind the flood", [ms for _, ms in behind], "ms", note=note),
         Figure("newcomer's first datum, nobody else", [ms for _, ms in alone], "ms"),
-        Figure(
-            f"share at weights {WEIGHT:g} to 1", share, "", ">= 1.9", f"datums in {SHARED_UNITS} units, both flooding"
-        ),
+        Figure(f"share at weights {WEIGHT:g} to 1", share, "", ">= 1.9", both),
     ]
 
 

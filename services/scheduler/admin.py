@@ -9,7 +9,14 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common.errors import Gone, UnknownId
 from services.common.grpc_boundary import Context
 from services.common.ids import ModelId, parse_request_id
-from services.scheduler.admin_reports import PENDING_STATES, future_report, head_of, request_report, slot_report
+from services.scheduler.admin_reports import (
+    PENDING_STATES,
+    future_report,
+    head_of,
+    packing_report,
+    request_report,
+    slot_report,
+)
 from services.scheduler.directory import Directory
 from services.scheduler.explanations import Explainer
 from services.scheduler.results import Results
@@ -161,6 +168,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
             units_total=int(counters.get("units_total", 0)),
             datums_total=int(counters.get("datums_total", 0)),
             shared_units_total=int(counters.get("shared_units_total", 0)),
+            packing=packing_report(counters, facts.unit_token_budget if facts else 0),
         )
 
     async def _queue(self, pool: str, model_id: str, now_ms: int) -> pb.QueueReport:

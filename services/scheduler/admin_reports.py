@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tinkermesh.v1 import admin_pb2 as pb
 
 from services.scheduler.store.overview import Row
 from services.scheduler.store.requests import Head
 
 PENDING_STATES = ("queued", "running")
+PACKING_TOTALS = (
+    "passes_total",
+    "tokens_total",
+    "tenants_total",
+    "started_total",
+    "queue_wait_ms_total",
+    "solo_retries_total",
+)
 EVENTS = ("admitted", "issued", "captured", "settled")
 
 
@@ -69,3 +79,15 @@ def _detail(event: str, row: Row) -> str:
 
 def _number(text: str, default: int = 0) -> int:
     return int(text) if text else default
+
+
+def packing_report(counters: Mapping[str, str], budget: int) -> pb.Packing:
+    """Totals of a pool and their means; `budget`: tokens of a full pass, 0 = not known."""
+    totals = {name: int(counters.get(name, 0)) for name in PACKING_TOTALS}
+    passes, started = totals["passes_total"], totals["started_total"]
+    return pb.Packing(
+        **totals,
+        fill_ratio=totals["tokens_total"] / (passes * budget) if passes and budget else 0.0,
+        tenants_per_pass=totals["tenants_total"] / passes if passes else 0.0,
+        queue_wait_ms=totals["queue_wait_ms_total"] / started if started else 0.0,
+    )

@@ -150,3 +150,12 @@ async def test_an_access_token_grants_reading_and_nothing_else_SEC_04(stage: Sta
     run = {"run_id": stage.theirs.model, "kind": "weights", "name": "ck"}
     deleted = await stage.send("DELETE", "/training_runs/{run_id}/checkpoints/{kind}/{name}", Attempt(token, run))
     assert deleted.status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/load_lora_adapter", "/v1/unload_lora_adapter", "/metrics"])
+async def test_no_route_reaches_an_engine_or_what_operators_use_SEC_09(plain_mesh: MeshProcesses, path: str) -> None:
+    body = {"lora_name": "x", "lora_path": "/etc"}
+    async with httpx.AsyncClient(base_url=plain_mesh.base_url, trust_env=False) as client:
+        for prefix in ("", PREFIX):
+            answer = await client.post(f"{prefix}{path}", json=body, headers={"x-api-key": plain_mesh.api_key})
+            assert answer.status_code == 404

@@ -46,6 +46,7 @@ class AdminPool(_message.Message):
     UNITS_TOTAL_FIELD_NUMBER: _builtins.int
     DATUMS_TOTAL_FIELD_NUMBER: _builtins.int
     SHARED_UNITS_TOTAL_FIELD_NUMBER: _builtins.int
+    PACKING_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     leader: _builtins.str
     """replica that holds the lease, "" = none"""
@@ -57,6 +58,8 @@ class AdminPool(_message.Message):
     """passes with datums of more than one tenant"""
     @_builtins.property
     def facts(self) -> _types_pb2.PoolFacts: ...
+    @_builtins.property
+    def packing(self) -> Global___Packing: ...
     def __init__(
         self,
         *,
@@ -68,14 +71,65 @@ class AdminPool(_message.Message):
         units_total: _builtins.int = ...,
         datums_total: _builtins.int = ...,
         shared_units_total: _builtins.int = ...,
+        packing: Global___Packing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "packing", b"packing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datums_total", b"datums_total", "facts", b"facts", "leader", b"leader", "models", b"models", "queued_commands", b"queued_commands", "shared_units_total", b"shared_units_total", "term", b"term", "units_total", b"units_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datums_total", b"datums_total", "facts", b"facts", "leader", b"leader", "models", b"models", "packing", b"packing", "queued_commands", b"queued_commands", "shared_units_total", b"shared_units_total", "term", b"term", "units_total", b"units_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdminPool: _TypeAlias = AdminPool  # noqa: Y015
+
+@_typing.final
+class Packing(_message.Message):
+    """How full passes are and how long work waits, since the pool exists. Totals, for rates between two looks; means of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSES_TOTAL_FIELD_NUMBER: _builtins.int
+    TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    TENANTS_TOTAL_FIELD_NUMBER: _builtins.int
+    STARTED_TOTAL_FIELD_NUMBER: _builtins.int
+    QUEUE_WAIT_MS_TOTAL_FIELD_NUMBER: _builtins.int
+    SOLO_RETRIES_TOTAL_FIELD_NUMBER: _builtins.int
+    FILL_RATIO_FIELD_NUMBER: _builtins.int
+    TENANTS_PER_PASS_FIELD_NUMBER: _builtins.int
+    QUEUE_WAIT_MS_FIELD_NUMBER: _builtins.int
+    passes_total: _builtins.int
+    tokens_total: _builtins.int
+    tenants_total: _builtins.int
+    """tenants of each pass, added up"""
+    started_total: _builtins.int
+    """commands whose first datum or whose barrier went to the trainer"""
+    queue_wait_ms_total: _builtins.int
+    """of these, from admission to that moment"""
+    solo_retries_total: _builtins.int
+    """commands that ran again without company"""
+    fill_ratio: _builtins.float
+    """tokens of a pass over the unit budget"""
+    tenants_per_pass: _builtins.float
+    queue_wait_ms: _builtins.float
+    def __init__(
+        self,
+        *,
+        passes_total: _builtins.int = ...,
+        tokens_total: _builtins.int = ...,
+        tenants_total: _builtins.int = ...,
+        started_total: _builtins.int = ...,
+        queue_wait_ms_total: _builtins.int = ...,
+        solo_retries_total: _builtins.int = ...,
+        fill_ratio: _builtins.float = ...,
+        tenants_per_pass: _builtins.float = ...,
+        queue_wait_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fill_ratio", b"fill_ratio", "passes_total", b"passes_total", "queue_wait_ms", b"queue_wait_ms", "queue_wait_ms_total", b"queue_wait_ms_total", "solo_retries_total", b"solo_retries_total", "started_total", b"started_total", "tenants_per_pass", b"tenants_per_pass", "tenants_total", b"tenants_total", "tokens_total", b"tokens_total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Packing: _TypeAlias = Packing  # noqa: Y015
 
 @_typing.final
 class AdminListPoolsReply(_message.Message):

@@ -62,6 +62,7 @@ def _batch_item(item: PackedItem) -> UnitItem:
         k=item.command.key,
         f=item.first,
         n=item.count,
+        t=item.cost,
     )
 
 

@@ -204,7 +204,7 @@ def cell(pool: str) -> str:
 
 
 def counters(pool: str) -> str:
-    """Hash: units_total, datums_total, shared_units_total."""
+    """Hash: units_total, datums_total, shared_units_total, and the totals of v1.Packing."""
     return _pool(pool, "counters")
 
 

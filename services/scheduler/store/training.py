@@ -54,7 +54,7 @@ class UnitItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One entry of a unit, as stored beside it. An unload has no request.
 
     k request key, m model, f first datum, n datums, o op, s slot, c 1 for a create, w rejected
-    requests in the model's window when the unit was issued, p path a load reads.
+    requests in the model's window when the unit was issued, p path a load reads, t tokens.
     """
 
     m: str
@@ -66,6 +66,7 @@ class UnitItem(msgspec.Struct, frozen=True, omit_defaults=True):
     c: int = 0
     w: int = 0
     p: str = ""
+    t: int = 0
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -92,7 +93,7 @@ def encode_items(items: Sequence[UnitItem]) -> bytes:
 
 def _lua_item(item: UnitItem) -> dict[str, str | int]:
     entry: dict[str, str | int] = {"m": item.m, "s": str(item.s), "o": item.o, "f": item.f, "n": item.n}
-    entry |= {"c": item.c, "w": item.w, "p": item.p}
+    entry |= {"c": item.c, "w": item.w, "p": item.p, "t": item.t}
     if item.k:
         entry["k"] = item.k
     return entry

@@ -187,7 +187,7 @@ async def test_an_adapter_whose_directory_vanishes_after_loading_still_serves(
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc", "runs/../../outside", ""])
-async def test_a_path_outside_the_store_is_refused(client: SamplerClient, path: str) -> None:
+async def test_a_path_outside_the_store_is_refused_SEC_09(client: SamplerClient, path: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await client.load(AdapterRef(name="escape@1", path=path))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

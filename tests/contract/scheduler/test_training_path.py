@@ -28,7 +28,7 @@ async def test_model_book_describes_a_model_through_its_life(mesh: Mesh) -> None
     assert (info.state, info.close_reason) == ("closed", "model was unloaded by its client")
 
 
-async def test_a_payload_above_the_redis_limit_goes_through_a_file_of_the_store(mesh: Mesh) -> None:
+async def test_a_payload_above_the_redis_limit_goes_through_a_file_of_the_store_FUT_06(mesh: Mesh) -> None:
     model = await mesh.opened(new_session())
     mesh.replicas[0].training.admission._payloads._limit = 1000  # type: ignore[attr-defined]
     batch = await mesh.batch(model, 1, [300, 200])

@@ -49,7 +49,7 @@ def test_gateway_replicas_inherit_one_listening_socket(tmp_path: Path) -> None:
     assert specs["gateway-0"].inherit == specs["gateway-1"].inherit != ()
 
 
-def test_only_the_gateway_listens_beyond_this_machine_SEC(tmp_path: Path) -> None:
+def test_only_the_gateway_listens_beyond_this_machine_SEC_09(tmp_path: Path) -> None:
     specs = planned(tmp_path, host="0.0.0.0", schedulers=2)
     inner = [spec for name, spec in specs.items() if not name.startswith("gateway")]
     assert {spec.address.rpartition(":")[0] for spec in inner} == {"127.0.0.1"}

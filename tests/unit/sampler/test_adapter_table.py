@@ -212,7 +212,7 @@ async def test_a_name_stays_bound_to_its_directory(engine: FakeEngine, store: Pa
 
 
 @pytest.mark.parametrize("path", ["..", "../x", "/etc/passwd", "m0@1/../..", ""])
-async def test_a_path_outside_the_store_is_refused(engine: FakeEngine, store: Path, path: str) -> None:
+async def test_a_path_outside_the_store_is_refused_SEC_09(engine: FakeEngine, store: Path, path: str) -> None:
     with pytest.raises(InvalidInput, match="leaves the store"):
         await table_of(engine, store).load("x@1", path)
     assert engine.events == []

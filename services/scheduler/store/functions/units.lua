@@ -20,7 +20,11 @@ local function mark_issued(context, item, unit)
   redis.call('HINCRBY', row, 'flying', 1)
   local units = redis.call('HGET', row, 'units')
   redis.call('HSET', row, 'state', 'running', 'units', units == '' and unit or units .. ' ' .. unit)
-  redis.call('HSETNX', row, 'issued_ms', int(context.now))
+  if redis.call('HSETNX', row, 'issued_ms', int(context.now)) == 1 then
+    local waited = context.now - tonumber(redis.call('HGET', row, 'admitted_ms') or context.now)
+    redis.call('HINCRBY', context.prefix .. ':counters', 'started_total', 1)
+    redis.call('HINCRBY', context.prefix .. ':counters', 'queue_wait_ms_total', int(waited))
+  end
   redis.call('HINCRBY', model, 'inflight', 1)
   if item.c == 1 then
     redis.call('HSET', context.prefix .. ':slots', item.s, item.m)
@@ -112,6 +116,7 @@ function act.alone(context, item)
   local row = request_row(context, item.k)
   redis.call('HINCRBY', row, 'issued', -item.n)
   redis.call('HSET', row, 'solo', '1')
+  redis.call('HINCRBY', context.prefix .. ':counters', 'solo_retries_total', 1)
 end
 
 function act.unloaded(context, item)
@@ -131,17 +136,21 @@ local function land(context, item)
 end
 
 local function count(context, items)
-  local counters, tenants, shared, datums = context.prefix .. ':counters', nil, false, 0
+  local counters, seen, tenants, datums, tokens = context.prefix .. ':counters', {}, 0, 0, 0
   for _, item in ipairs(items) do
     if is_batch(item.o) then
-      local tenant = redis.call('HGET', model_row(context, item.m), 'tenant')
-      shared = shared or (tenants ~= nil and tenants ~= tenant)
-      tenants, datums = tenant, datums + item.n
+      local tenant = redis.call('HGET', model_row(context, item.m), 'tenant') or ''
+      if not seen[tenant] then seen[tenant], tenants = true, tenants + 1 end
+      datums, tokens = datums + item.n, tokens + (item.t or 0)
     end
   end
   redis.call('HINCRBY', counters, 'units_total', 1)
+  if tenants == 0 then return end
+  redis.call('HINCRBY', counters, 'passes_total', 1)
   redis.call('HINCRBY', counters, 'datums_total', datums)
-  if shared then redis.call('HINCRBY', counters, 'shared_units_total', 1) end
+  redis.call('HINCRBY', counters, 'tokens_total', tokens)
+  redis.call('HINCRBY', counters, 'tenants_total', tenants)
+  if tenants > 1 then redis.call('HINCRBY', counters, 'shared_units_total', 1) end
 end
 
 local function settle_problem(items, args)

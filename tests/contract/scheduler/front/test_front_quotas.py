@@ -66,3 +66,10 @@ def test_the_default_lies_above_what_one_sdk_client_has_in_flight_SAMP_12() -> N
     from services.scheduler.settings import Settings
 
     assert Settings(store_root="", pepper_file="").quotas.samples > 2048
+
+
+def test_results_are_kept_longer_than_the_sdk_ever_pauses_FUT_06() -> None:
+    """Its longest pause is the hour of a billing refusal; the time is a setting."""
+    from services.scheduler.settings import Settings
+
+    assert Settings(store_root="", pepper_file="").retention_seconds >= 24 * 3600
