@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+from tests.doubles.admin import running_samples
+from tests.doubles.eventually import eventually
 from tests.doubles.mesh import RealMeshProcesses
 from tests.doubles.scenario import start_scenario
 from tests.doubles.scenario_checks import check_scenario, difference
 from tests.doubles.sdk_matrix import OLDEST, interpreter
+from tests.doubles.wire_client import WireClient
 from tests.evidence.table import Claim, Measurements
+from tests.mesh.main_path import accepted, base_sampler, done, sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 TOLERANCE = 1e-3
@@ -75,3 +79,26 @@ def test_kill_of_gateways_and_schedulers_keeps_the_real_job_MESH(
 def _parts(mesh: RealMeshProcesses) -> list[str]:
     gateways, schedulers = mesh.names("gateway"), mesh.names("scheduler")
     return [gateways[0], schedulers[0], gateways[1], schedulers[1]]
+
+
+async def test_kill_of_the_sampler_in_the_middle_of_a_sample_loses_nothing_SAMP_10(
+    real_mesh: RealMeshProcesses,
+) -> None:
+    """The supervisor starts it again, the sample runs there, with the tokens that its seed says."""
+    client = WireClient([real_mesh.base_url], real_mesh.api_key)
+    sampler = await base_sampler(client, await client.session(), base_model=real_mesh.settings.model_name)
+    body = sample(sampler, 1, n=4, tokens=1500)
+    body["sampling_params"] |= {"seed": 5, "stop": []}
+    restarts = real_mesh.restarts("sampler")
+    made = await accepted(client, "/asample", body)
+    address = real_mesh.mesh.addresses.sampler
+    await eventually(lambda: running_samples(address) > 0)
+    real_mesh.kill("sampler")
+    disturbed = await client.future(made["request_id"])
+    assert "error" not in disturbed, disturbed
+    assert real_mesh.restarts("sampler") == restarts + 1
+    plain = await done(client, "/asample", {**body, "seq_id": 2})
+    tokens = [[one["tokens"] for one in answer["sequences"]] for answer in (disturbed, plain)]
+    assert tokens[0] == tokens[1]
+    assert [len(one) for one in tokens[0]] == [1500] * 4
+    await client.close()

@@ -50,9 +50,9 @@ async def saved(client: WireClient, model: str, seq_id: int, name: str, route: s
     return str((await done(client, f"/{route}", body))["path"])
 
 
-async def base_sampler(client: WireClient, session: str, number: int = 0) -> str:
+async def base_sampler(client: WireClient, session: str, number: int = 0, base_model: str = BASE_MODEL) -> str:
     """A new sampling session's id."""
-    body = {"session_id": session, "sampling_session_seq_id": number, "base_model": BASE_MODEL}
+    body = {"session_id": session, "sampling_session_seq_id": number, "base_model": base_model}
     return str((await accepted(client, "/create_sampling_session", body))["sampling_session_id"])
 
 

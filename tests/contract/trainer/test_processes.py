@@ -20,6 +20,7 @@ from tinkermesh.v1.types_pb2 import FAILURE_CATEGORY_SERVER
 
 from tests.contract.trainer.harness import MODEL, Client, connected, datum, stub_settings
 from tests.contract.trainer.trainer_process import TrainerProcess
+from tests.doubles.eventually import eventually
 
 
 @asynccontextmanager
@@ -43,6 +44,10 @@ def fault(path: Path, method: str, rank: int | str, error: str):
     path.unlink()
 
 
+async def runs(client: Client) -> bool:
+    return bool((await client.stub.Describe(pb.DescribeTrainerRequest())).running_unit)
+
+
 async def test_sigterm_finishes_the_running_unit_flushes_saves_and_exits_0_MESH_03(tmp_path):
     gate = tmp_path / "gate"
     async with process(tmp_path, {"TINKERMESH_STUB_GATE": str(gate)}) as (trainer, client):
@@ -50,8 +55,7 @@ async def test_sigterm_finishes_the_running_unit_flushes_saves_and_exits_0_MESH_
         save = client.units.save(0, "last")
         await client.done(save)
         running = asyncio.create_task(client.execute(client.units.train([(0, [datum()])])))
-        while not (await client.stub.Describe(pb.DescribeTrainerRequest())).running_unit:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: runs(client))
         trainer.process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.1)
         assert not running.done()
@@ -180,8 +184,7 @@ async def test_idle_ranks_are_told_so_and_stay():
     control, commands = Counting(), queue.SimpleQueue()
     thread = threading.Thread(target=lead, args=(commands, None, control, None), kwargs={"idle_seconds": 0.01})
     thread.start()
-    while control.said.count(_IDLE) < 3:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: control.said.count(_IDLE) >= 3)
     commands.put(Stop())
     await asyncio.to_thread(thread.join, 5)
     assert control.said[-1] == b"s"

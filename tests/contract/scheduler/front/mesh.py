@@ -20,6 +20,7 @@ from services.common.keyring import load_pepper
 from services.scheduler.app import App
 from services.scheduler.settings import Settings
 from tests.doubles.eventually import SOON, eventually
+from tests.doubles.fake_sampler import sampler_facts
 
 POOL = "double"
 BASE = "tinkermesh/double"
@@ -201,3 +202,14 @@ async def watching(replica: Replica) -> AsyncIterator[Watching]:
         yield Watching(call)
     finally:
         call.cancel()
+
+
+async def unserved_pool(replica: Replica) -> None:
+    """A pool that exists although nobody serves it: a sampler registered once."""
+    facts = sampler_facts()
+    assert facts.base_model == BASE
+    await replica.registry.RegisterSampler(
+        pb.RegisterSamplerRequest(
+            sampler_id="once", incarnation="1", address="127.0.0.1:1", facts=facts, role="both", max_running=1
+        )
+    )

@@ -7,8 +7,15 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 
 from services.common.errors import Busy
 from services.scheduler.store import keys
-from tests.contract.scheduler.front.mesh import ALICE, FrontMesh, base_sampler, refused, sample_request, session
-from tests.contract.scheduler.front.test_front_sessions import _any_pool
+from tests.contract.scheduler.front.mesh import (
+    ALICE,
+    FrontMesh,
+    base_sampler,
+    refused,
+    sample_request,
+    session,
+    unserved_pool,
+)
 
 
 async def test_sessions_bound_the_tenant_until_one_ends_SEC_10(mesh: FrontMesh) -> None:
@@ -45,7 +52,7 @@ async def test_refused_sessions_do_not_make_the_mesh_look_through_all_open_ones_
 
 async def test_a_very_small_rate_is_a_limit(mesh: FrontMesh) -> None:
     replica = await mesh.replica(quota_requests_per_second=1e-7)
-    await _any_pool(replica)
+    await unserved_pool(replica)
     sampler = await base_sampler(replica, await session(replica))
     await replica.scheduler.Submit(sample_request(sampler, 0))
     async with refused(Busy, "quota requests_per_second"):
@@ -54,7 +61,7 @@ async def test_a_very_small_rate_is_a_limit(mesh: FrontMesh) -> None:
 
 async def test_samples_count_their_prompt_and_all_they_may_write(mesh: FrontMesh) -> None:
     replica = await mesh.replica(quota_tokens_per_minute=60)
-    await _any_pool(replica)
+    await unserved_pool(replica)
     sampler = await base_sampler(replica, await session(replica))
     first = await replica.scheduler.Submit(sample_request(sampler, 0, n=4, tokens=20))
     async with refused(Busy, "quota tokens_per_minute"):

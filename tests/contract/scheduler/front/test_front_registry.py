@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
+import grpc
 import pytest
 from redis.asyncio import Redis
 from tinkermesh.v1 import admin_pb2
 from tinkermesh.v1 import scheduler_pb2 as pb
 
-from services.common.errors import InvalidInput, UnknownId
+from services.common.errors import InvalidInput, UnknownId, from_rpc_error
 from services.scheduler.store import keys
 from tests.contract.scheduler.front.conftest import StartSampler
 from tests.contract.scheduler.front.mesh import FrontMesh, Replica, base_sampler, refused, session
@@ -74,8 +74,17 @@ async def test_second_live_trainer_must_be_alike_and_a_new_one_may_differ(mesh: 
     larger.facts.slots += 8
     async with refused(InvalidInput, "facts.slots"):
         await replica.registry.RegisterTrainer(larger)
-    await asyncio.sleep(0.6)
-    await replica.registry.RegisterTrainer(larger)
+
+    async def registers() -> bool:
+        """Once the first one's registration has run out."""
+        try:
+            await replica.registry.RegisterTrainer(larger)
+        except grpc.aio.AioRpcError as error:
+            assert isinstance(from_rpc_error(error), InvalidInput)
+            return False
+        return True
+
+    await eventually(registers)
     pools = (await replica.scheduler.ListPools(pb.ListPoolsRequest())).pools
     assert pools[0].facts.slots == larger.facts.slots
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from redis.asyncio import Redis
 from tinkermesh.v1 import scheduler_pb2 as pb
@@ -12,7 +13,16 @@ from services.scheduler.store.functions import Functions
 from services.scheduler.store.sampling import SamplingStore
 from services.scheduler.store.sequences import SequenceStore
 from tests.contract.scheduler.front.conftest import StartSampler
-from tests.contract.scheduler.front.mesh import ALICE, FrontMesh, base_sampler, result, sample_request, session
+from tests.contract.scheduler.front.mesh import (
+    ALICE,
+    FrontMesh,
+    base_sampler,
+    result,
+    sample_request,
+    session,
+    unserved_pool,
+)
+from tests.doubles.eventually import eventually
 
 
 async def test_result_goes_after_retention_its_row_with_its_session_IDEM_06(
@@ -27,25 +37,30 @@ async def test_result_goes_after_retention_its_row_with_its_session_IDEM_06(
     row = keys.req("double", reply.request_id.split(".")[1])
     store = SamplingStore(redis_client, functions, SequenceStore(redis_client, 1000))
 
-    assert await store.sweep("double", 10, 100) in (0, 1)
-    await asyncio.sleep(0.5)
-    await store.sweep("double", 10, 100)
-    assert await redis_client.hget(row, "result") is None
+    async def swept(check: Awaitable[bool]) -> bool:
+        await store.sweep("double", 10, 100)
+        return await check
+
+    assert await redis_client.hexists(row, "result")
+    await eventually(lambda: swept(_without(redis_client, row, "result")))
     assert await redis_client.hget(row, "fingerprint") is not None
     assert await redis_client.ttl(row) == -1
 
     await replica.scheduler.FinishSession(pb.FinishSessionRequest(tenant_id=ALICE, session_id=session_id))
-    await asyncio.sleep(0.6)  # the ended session's own rows have expired
-    await store.sweep("double", 10, 100)
-    assert await redis_client.exists(row) == 0
-    assert await redis_client.exists(keys.session(session_id)) == 0
+    await eventually(lambda: swept(_absent(redis_client, row, keys.session(session_id))))
+
+
+async def _without(redis: Redis, row: str, field: str) -> bool:
+    return not await redis.hexists(row, field)
+
+
+async def _absent(redis: Redis, *rows: str) -> bool:
+    return await redis.exists(*rows) == 0
 
 
 async def test_pending_sample_never_expires_FUT_04(mesh: FrontMesh, redis_client: Redis) -> None:
-    from tests.contract.scheduler.front.test_front_sessions import _any_pool
-
     replica = await mesh.replica(retention_seconds=0.2)
-    await _any_pool(replica)
+    await unserved_pool(replica)
     sampler = await base_sampler(replica, await session(replica))
     reply = await replica.scheduler.Submit(sample_request(sampler, 0))
     await asyncio.sleep(0.5)

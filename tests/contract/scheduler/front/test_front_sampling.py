@@ -22,6 +22,8 @@ from tests.contract.scheduler.front.mesh import (
     result,
     sample_request,
     session,
+    unserved_pool,
+    watching,
 )
 from tests.doubles.eventually import eventually
 
@@ -167,9 +169,7 @@ async def test_new_lease_holder_goes_on_with_running_samples_FUT_05(
 
 async def test_tenant_with_too_many_open_samples_is_told_to_wait_SAMP_12(mesh: FrontMesh) -> None:
     replica = await mesh.replica(quota_samples=2)
-    from tests.contract.scheduler.front.test_front_sessions import _any_pool
-
-    await _any_pool(replica)
+    await unserved_pool(replica)
     sampler = await base_sampler(replica, await session(replica))
     accepted = [await replica.scheduler.Submit(sample_request(sampler, seq)) for seq in range(2)]
     async with refused(Busy, "in flight"):
@@ -188,12 +188,13 @@ async def test_expired_result_is_gone_and_its_retry_a_terminal_failure_IDEM_05(
     first = await replica.scheduler.Submit(sample_request(sampler, 0))
     row = keys.req("double", first.request_id.split(".")[1])
     await eventually(lambda: _is(redis_client, row, "state", b"done"))
-    await asyncio.sleep(0.35)
-    from tests.contract.scheduler.front.mesh import watching
 
-    async with watching(replica) as watch:
-        await watch.add(first.request_id)
-        assert (await watch.next()).state == pb.WATCH_STATE_UNKNOWN
+    async def gone() -> bool:
+        async with watching(replica) as watch:
+            await watch.add(first.request_id)
+            return (await watch.next()).state == pb.WATCH_STATE_UNKNOWN
+
+    await eventually(gone)
     second = await replica.scheduler.Submit(sample_request(sampler, 0))
     assert second.request_id != first.request_id
     assert "expired" in (await result(replica, second.request_id)).failure.message

@@ -12,7 +12,6 @@ from services.common.errors import Forbidden, Gone, KeyConflict, UnknownId
 from services.scheduler.store import keys
 from tests.contract.scheduler.front.mesh import (
     ALICE,
-    BASE,
     BOB,
     FrontMesh,
     Replica,
@@ -21,6 +20,7 @@ from tests.contract.scheduler.front.mesh import (
     result,
     sample_request,
     session,
+    unserved_pool,
 )
 from tests.doubles.eventually import eventually
 
@@ -73,7 +73,7 @@ async def test_foreign_heartbeat_is_refused_and_does_not_beat_LEASE_03(replica: 
 async def test_silent_session_expires_and_its_samples_fail_LEASE_01(mesh: FrontMesh, redis_client: Redis) -> None:
     """A session that beats through either replica lives on; the silent one is gone with all it had."""
     first, second = await mesh.replica(lease_seconds=1.5), await mesh.replica(lease_seconds=1.5)
-    await _any_pool(first)
+    await unserved_pool(first)
     silent, beating = await session(first), await session(first)
     sampler = await base_sampler(first, silent)
     waiting = await first.scheduler.Submit(sample_request(sampler, 0))
@@ -115,7 +115,7 @@ async def test_no_lease_runs_down_while_nobody_could_beat_LEASE_06(mesh: FrontMe
 async def test_finished_session_admits_nothing_new_but_settles_what_it_took(
     replica: Replica, redis_client: Redis
 ) -> None:
-    await _any_pool(replica)
+    await unserved_pool(replica)
     session_id = await session(replica)
     sampler = await base_sampler(replica, session_id)
     accepted = await replica.scheduler.Submit(sample_request(sampler, 0))
@@ -139,16 +139,3 @@ async def test_finished_session_admits_nothing_new_but_settles_what_it_took(
 async def _later(redis: Redis, session_id: str, than: float) -> bool:
     score = await redis.zscore(keys.SESSIONS, session_id)
     return score is not None and score >= than
-
-
-async def _any_pool(replica: Replica) -> None:
-    """A pool that exists although nobody serves it: a sampler registered once."""
-    from tests.doubles.fake_sampler import sampler_facts
-
-    facts = sampler_facts()
-    assert facts.base_model == BASE
-    await replica.registry.RegisterSampler(
-        pb.RegisterSamplerRequest(
-            sampler_id="once", incarnation="1", address="127.0.0.1:1", facts=facts, role="both", max_running=1
-        )
-    )

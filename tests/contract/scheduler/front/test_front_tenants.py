@@ -11,8 +11,7 @@ from tinkermesh.v1 import tenants_pb2 as pb
 
 from services.common.errors import InvalidInput, UnknownId
 from services.common.keyring import Keyring, digest, key_id
-from tests.contract.scheduler.front.mesh import FrontMesh, Replica, refused
-from tests.contract.scheduler.front.test_front_sessions import _any_pool
+from tests.contract.scheduler.front.mesh import FrontMesh, Replica, refused, unserved_pool
 
 SOON_SECONDS = 3.0
 
@@ -127,7 +126,7 @@ async def test_mistakes_are_named(replica: Replica) -> None:
 
 async def test_a_tenant_is_changed_and_reports_what_is_in_force_SEC_10(mesh: FrontMesh) -> None:
     replica = await mesh.replica(quota_models=7, quota_samples=3000)
-    await _any_pool(replica)
+    await unserved_pool(replica)
     tenant = (await replica.tenants.CreateKey(pb.CreateKeyRequest())).key.tenant_id
     before = await replica.tenants.GetTenant(pb.GetTenantRequest(tenant_id=tenant))
     assert before.weight == 1.0 and before.quotas.models == 7 and not before.overrides.HasField("models")

@@ -21,10 +21,10 @@ from tests.contract.scheduler.front.mesh import (
     refused,
     sample_request,
     session,
+    unserved_pool,
     watching,
     whole,
 )
-from tests.contract.scheduler.front.test_front_sessions import _any_pool
 from tests.doubles.eventually import eventually
 
 FEW = 60  # what a replica reads by itself in a second or two; far below the 1,000 waits
@@ -32,7 +32,7 @@ FEW = 60  # what a replica reads by itself in a second or two; far below the 1,0
 
 async def _waiting_samples(replica: Replica, count: int) -> list[str]:
     """Samples that nobody serves, so a test settles them itself by cancelling."""
-    await _any_pool(replica)
+    await unserved_pool(replica)
     sampler = await base_sampler(replica, await session(replica))
     replies = await asyncio.gather(*(replica.scheduler.Submit(sample_request(sampler, seq)) for seq in range(count)))
     return [reply.request_id for reply in replies]
