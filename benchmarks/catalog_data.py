@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import time
 import uuid
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,27 @@ def run_id(number: int) -> str:
     return f"{uuid.UUID(int=number, version=4)}:train:0"
 
 
+class Batched(Functions):
+    """Calls whose answers nobody needs, many to a round trip."""
+
+    def __init__(self, redis: Any) -> None:
+        super().__init__(redis)
+        self._client = redis
+        self._waiting: list[tuple[Any, ...]] = []
+
+    async def call(self, name: str, keys: Sequence[str], *arguments: Any) -> Any:
+        self._waiting.append(("FCALL", f"{name}_{self._digest}", len(keys), *keys, *arguments))
+        if len(self._waiting) >= AT_ONCE:
+            await self.flush()
+
+    async def flush(self) -> None:
+        pipe = self._client.pipeline(transaction=False)
+        for command in self._waiting:
+            pipe.execute_command(*command)
+        self._waiting.clear()
+        await pipe.execute()
+
+
 class Catalogs:
     """The catalogs of one Redis database, from a process of its own."""
 
@@ -46,17 +65,16 @@ class Catalogs:
     async def fill(self, tenant_id: str, checkpoints: int) -> float:
         """`checkpoints` in runs of ten; answers how many were registered per second."""
         await self._functions.load()
-        started = time.monotonic()
-        await _in_turns(self._registrations(tenant_id, checkpoints))
-        return checkpoints / (time.monotonic() - started)
-
-    def _registrations(self, tenant_id: str, checkpoints: int) -> Iterator[Coroutine[Any, Any, None]]:
+        batched = Batched(self._redis)
+        store, started = CatalogStore(self._redis, batched), time.monotonic()
         for number in range(checkpoints // PER_RUN):
             created_ms = CREATED_MS + number * 1000
-            yield self.store.add_run(tenant_id, run_id(number), created_ms, FACTS)
+            await store.add_run(tenant_id, run_id(number), created_ms, FACTS)
             for place in range(PER_RUN):
                 path = TinkerPath(run_id(number), ("weights", "sampler_weights")[place % 2], f"{place:06d}")
-                yield self.store.add_checkpoint(tenant_id, _entry(path, created_ms + place), FACTS)
+                await store.add_checkpoint(tenant_id, _entry(path, created_ms + place), FACTS)
+        await batched.flush()
+        return checkpoints / (time.monotonic() - started)
 
     async def sweep(self, tenant_id: str, due: int) -> float:
         """Seconds to unlist `due` expired checkpoints and delete their files."""
@@ -84,9 +102,3 @@ def _version(path: TinkerPath) -> str:
 
 def _entry(path: TinkerPath, created_ms: int, *, ends: int = 0) -> CheckpointEntry:
     return CheckpointEntry(path, _version(path), created_ms, 1_000_000, ends, "", False)
-
-
-async def _in_turns(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    waiting = iter(work)
-    while batch := list(itertools.islice(waiting, AT_ONCE)):
-        await asyncio.gather(*batch)

@@ -8,6 +8,7 @@ import logging
 from services.common.errors import Unavailable
 from services.scheduler.artifacts import Artifacts
 from services.scheduler.store.catalog import CatalogStore
+from services.scheduler.store.catalog_entries import Doomed
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +40,12 @@ class CatalogSweeper:
 
     async def _sweep(self, tenant_id: str) -> int:
         doomed, _ = await self._store.due(tenant_id, CHECKPOINTS_PER_TENANT)
-        for one in doomed:
-            await self._artifacts.remove(one.path, one.version)
-            await self._store.forget(tenant_id, one)
-            log.info("deleted %s (%s)", one.path, one.version)
+        await asyncio.gather(*(self._delete(tenant_id, one) for one in doomed))
         if len(doomed) < CHECKPOINTS_PER_TENANT:
             await self._store.rest_until_due(tenant_id)
         return len(doomed)
+
+    async def _delete(self, tenant_id: str, one: Doomed) -> None:
+        await self._artifacts.remove(one.path, one.version)
+        await self._store.forget(tenant_id, one)
+        log.info("deleted %s (%s)", one.path, one.version)
