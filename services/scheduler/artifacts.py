@@ -7,6 +7,7 @@ does not know (yet) the metadata's own end counts, and it is not public.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import time
@@ -111,7 +112,7 @@ class Artifacts:
     async def remove(self, path: TinkerPath, version: str) -> None:
         """Deletes a version's files; its public name first, so no reader finds half of it.
 
-        A newer version under the same name stays. Repeatable.
+        A newer version under the same name stays. Repeatable. Raises Unavailable when the store does not let it.
         """
         await in_store(self._remove, path, version)
 
@@ -165,7 +166,8 @@ class Artifacts:
             if not store.is_version_of(directory.name, path.name) or directory.name == current:
                 continue
             if directory.name == version or _age_seconds(directory) > SUPERSEDED_SECONDS:
-                shutil.rmtree(directory, ignore_errors=True)
+                with contextlib.suppress(FileNotFoundError):  # another replica deletes it too
+                    shutil.rmtree(directory)
 
 
 def _living(artifact: Artifact, entry: CheckpointEntry | None) -> Artifact:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 from tinkermesh.v1 import scheduler_pb2 as pb
 
-from services.common.errors import MissingResource
+from services.common.errors import MissingResource, Unavailable
 from services.common.tinker_path import TinkerPath, parse_checkpoint_id, parse_tinker_path
 from services.scheduler.artifacts import Artifacts
 from services.scheduler.catalog.registrar import register
 from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.catalog_entries import CheckpointEntry, Doomed
+
+log = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -37,8 +41,11 @@ class Checkpoints:
         version = await self._store.doom(tenant_id, path)
         if not version:
             raise MissingResource(f"{path} does not exist")
-        await self._artifacts.remove(path, version)
-        await self._store.forget(tenant_id, Doomed(path, version))
+        try:
+            await self._artifacts.remove(path, version)
+            await self._store.forget(tenant_id, Doomed(path, version))
+        except Unavailable as error:
+            log.warning("%s is deleted, its files go later: %s", path, error)  # the sweep goes on with it
 
     async def _owned(self, path: TinkerPath, tenant_id: str) -> TinkerPath:
         """`path` once it is an entry of this tenant's catalog. Raises InvalidInput, MissingResource, Forbidden."""

@@ -93,7 +93,7 @@ class Owner:
 
     def files(self, path: str) -> list[Path]:
         public = self.mesh.store_root / public_directory(parse_tinker_path(path))
-        return sorted(public.parent.glob(f"*{public.name}*"))
+        return sorted([*public.parent.glob(public.name), *public.parent.glob(f"*_{public.name}_*")])
 
 
 @pytest.fixture
@@ -141,6 +141,27 @@ async def test_a_deletion_that_broke_off_is_completed_by_the_sweep(owner: Owner,
     await eventually(lambda: not owner.files(path))
     row = keys.catalog_checkpoint(ALICE, path.removeprefix("tinker://"))
     await eventually(lambda: _absent(redis_client, row))
+
+
+async def test_a_store_that_does_not_delete_ends_nobody(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, kept = await owner.save("a"), await owner.save("b")
+    denied: list[str] = []
+    real = shutil.rmtree
+
+    def refusing(directory: Path, **options: Any) -> None:
+        denied.append(str(directory))
+        raise PermissionError(13, "denied")
+
+    monkeypatch.setattr(shutil, "rmtree", refusing)
+    delete = pb.DeleteCheckpointRequest(tenant_id=ALICE, training_run_id=owner.model, checkpoint_id="weights/a")
+    await owner.replica.scheduler.DeleteCheckpoint(delete)
+    assert await owner.names() == {"weights/b"}
+    await eventually(lambda: len(denied) > 1)  # the sweep tried again
+    async with refused(MissingResource):
+        await owner.info(path)
+    monkeypatch.setattr(shutil, "rmtree", real)
+    await eventually(lambda: not owner.files(path))
+    assert (await owner.info(kept)).base_model
 
 
 async def _absent(redis: Redis, key: str) -> bool:
