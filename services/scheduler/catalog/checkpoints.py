@@ -44,7 +44,7 @@ class Checkpoints:
         try:
             await self._artifacts.remove(path, version)
             await self._store.forget(tenant_id, Doomed(path, version))
-        except Unavailable as error:
+        except (MissingResource, Unavailable) as error:
             log.warning("%s is deleted, its files go later: %s", path, error)  # the sweep goes on with it
 
     async def _owned(self, path: TinkerPath, tenant_id: str) -> TinkerPath:

@@ -67,13 +67,10 @@ class Downloads:
 
 
 def _files(directory: Path) -> dict[str, int]:
-    """Regular files and their sizes, by name. Raises MissingResource while the version is being deleted."""
-    try:
-        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-        plain = (entry for entry in entries if entry.name != META_FILE and entry.is_file(follow_symlinks=False))
-        return {entry.name: entry.stat(follow_symlinks=False).st_size for entry in plain}
-    except FileNotFoundError as error:
-        raise MissingResource("the checkpoint is being deleted") from error
+    """Regular files and their sizes, by name."""
+    entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    plain = (entry for entry in entries if entry.name != META_FILE and entry.is_file(follow_symlinks=False))
+    return {entry.name: entry.stat(follow_symlinks=False).st_size for entry in plain}
 
 
 async def _read(file: Path, offset: int, length: int) -> AsyncIterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from services.common.errors import Unavailable
+from services.common.errors import MissingResource, Unavailable
 from services.scheduler.artifacts import Artifacts
 from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.catalog_entries import Doomed
@@ -52,7 +52,7 @@ class CatalogSweeper:
         try:
             await self._artifacts.remove(one.path, one.version)
             await self._store.forget(tenant_id, one)
-        except Unavailable as error:
+        except (MissingResource, Unavailable) as error:  # another replica is at it, or the store is away
             return error.message
         log.info("deleted %s (%s)", one.path, one.version)
         return ""
