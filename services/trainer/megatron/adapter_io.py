@@ -32,10 +32,13 @@ def _all_shards(shard: torch.Tensor, runtime: Runtime) -> list[torch.Tensor]:
 
 def _assemble(flat: torch.Tensor, shards: list[torch.Tensor], plan: FlatPlan, entry: Entry) -> torch.Tensor:
     if entry.cut is None:
-        return plan.view(flat, entry).detach().to("cpu", copy=True)
-    start, count = entry.offset - plan.replicated, entry.shape[0] * entry.shape[1]
-    parts = [shard[start : start + count].view(entry.shape) for shard in shards]
-    return torch.cat(parts, dim=entry.cut).detach().to("cpu", copy=len(parts) == 1)
+        return _copy(plan.view(flat, entry))
+    parts = [entry.view(shard, entry.offset - plan.replicated) for shard in shards]
+    return _copy(torch.cat(parts, dim=entry.cut))
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 @torch.no_grad()

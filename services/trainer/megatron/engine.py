@@ -16,6 +16,7 @@ from services.trainer.megatron.logprob import OutputHead
 from services.trainer.megatron.lora.plan import canonical_names, plan_adapter
 from services.trainer.megatron.lora.routing import Routing
 from services.trainer.megatron.lora.slots import SlotTable
+from services.trainer.megatron.memory import keep_freed_memory
 from services.trainer.megatron.model import build_model
 from services.trainer.megatron.optimizer import step_slot
 from services.trainer.megatron.passes import PassRunner
@@ -65,6 +66,7 @@ class MegatronEngine:
         """Joins the process group and loads the base. Raises InvalidInput for what is not supported."""
         if config.threads:
             torch.set_num_threads(config.threads)
+        keep_freed_memory()
         self.config = config
         self.runtime = start_runtime(config.parallelism, rank, world, config.init_method)
         self.facts = read_architecture(config.model_dir)

@@ -1,15 +1,15 @@
 """Log-probabilities of the targets, the loss on them, and its gradient, in chunks of tokens.
 
-The full [T, V] logits never exist: a chunk of rows is multiplied out into one reused buffer,
-turned into probabilities in place, scored, and its contribution to the gradient of the hidden
-states is taken before the next chunk overwrites it. That needs no recomputation, because every
+The full [T, V] logits never exist: a chunk of rows is multiplied out, turned into probabilities
+in place, scored, and its contribution to the gradient of the hidden states is taken before the
+next chunk's logits take its place. That needs no recomputation, because every
 objective is a sum of terms that depend on one position each.
 
 The gradient of lp[t, k] by the logits is onehot(target) - p, so for g = dL/dlp
 
     dhidden = -(Σₖ g) · (p W) + Σₖ gₖ W[targetₖ]
 
-which reads the buffer once more and never writes it. Tensor parallelism cuts V: maximum, sum
+which reads the chunk once more and never writes it. Tensor parallelism cuts V: maximum, sum
 and picked logits are combined over ranks, dhidden is summed once at the end.
 """
 
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from services.trainer.megatron.frozen import FrozenMatrix
 from services.trainer.megatron.lora.linear import accumulate
 from services.trainer.megatron.lora.routing import Delta
 from services.trainer.megatron.runtime import Runtime
@@ -40,7 +41,7 @@ class Scores:
 
 @dataclass(slots=True)
 class _Piece:
-    """The rows of one chunk that belong to one slot's unembedding adapter."""
+    """The rows of one chunk that belong to one slot's unembedding adapter; `hidden` is h = scaling · x Aᵀ."""
 
     delta: Delta
     rows: slice
@@ -52,10 +53,10 @@ class OutputHead:
 
     def __init__(self, weight: torch.Tensor, runtime: Runtime, logits_memory_bytes: int) -> None:
         self._weight, self._runtime = weight, runtime
+        self.frozen = FrozenMatrix(weight)
         self._first = runtime.tp_rank * weight.shape[0]
         rows = logits_memory_bytes // (4 * weight.shape[0])
         self._rows = max(_ROW_MULTIPLE, rows // _ROW_MULTIPLE * _ROW_MULTIPLE)
-        self._buffer = torch.empty(0)
 
     def score(
         self,
@@ -80,17 +81,10 @@ class OutputHead:
             else:
                 losses[rows], gradient = _differentiate(loss, chunk.logprobs, rows)
                 chunk.backward(gradient, dhidden[rows], started)
+            del chunk  # its logits make room for the next chunk's
         if dhidden is not None:
             self._runtime.sum_over_tp(dhidden)
         return Scores(logprobs, losses, dhidden)
-
-    def logits_buffer(self, rows: int) -> torch.Tensor:
-        """An uninitialised float32 [rows, V / tp], valid until the next call."""
-        if self._buffer.numel() == 0:
-            self._buffer = torch.empty(
-                (self._rows, self._weight.shape[0]), dtype=torch.float32, device=self._weight.device
-            )
-        return self._buffer[:rows]
 
 
 def _pieces(hidden: torch.Tensor, deltas: Sequence[Delta], rows: slice) -> list[_Piece]:
@@ -98,7 +92,7 @@ def _pieces(hidden: torch.Tensor, deltas: Sequence[Delta], rows: slice) -> list[
     for delta in deltas:
         start, end = max(delta.start, rows.start), min(delta.end, rows.stop)
         if start < end:
-            h = torch.mm(hidden[start:end], delta.weights.a_t)
+            h = torch.mm(hidden[start:end], delta.weights.a_t).mul_(delta.scaling)
             pieces.append(_Piece(delta, slice(start - rows.start, end - rows.start), h))
     return pieces
 
@@ -112,7 +106,7 @@ def _differentiate(loss: ChunkLoss, logprobs: torch.Tensor, rows: slice) -> tupl
 
 
 class _Chunk:
-    """One chunk: after construction the head's buffer holds this rank's unscaled probabilities."""
+    """One chunk: after construction it holds this rank's unscaled probabilities."""
 
     def __init__(self, head: OutputHead, hidden: torch.Tensor, targets: torch.Tensor, pieces: list[_Piece]) -> None:
         self._head, self._hidden, self._pieces = head, hidden, pieces
@@ -133,27 +127,26 @@ class _Chunk:
         self.logprobs = combined[:, 1:] - highest - combined[:, :1].log()
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._head.logits_buffer(hidden.shape[0])
-        if hidden.dtype == torch.float32:
-            torch.mm(hidden, self._weight.t(), out=logits)
-        else:
-            logits.copy_(torch.mm(hidden, self._weight.t()))
+        logits = self._head.frozen.times_transposed(hidden).float()
         for piece in self._pieces:
-            accumulate(logits[piece.rows], piece.hidden, piece.delta.weights.b_t[0], 1.0, piece.delta.scaling)
+            accumulate(logits[piece.rows], piece.hidden, piece.delta.weights.b_t[0], 1.0)
         return logits
 
     def backward(self, gradient: torch.Tensor, dhidden: torch.Tensor, started: set[int]) -> None:
         """gradient float32 [n, K] = dL/dlogprobs; adds to dhidden [n, H] and the adapters' gradients."""
         mine = torch.where(self._mine, gradient, 0.0)
         share = gradient.sum(dim=-1, keepdim=True).mul_(self._scale)
-        dhidden.add_(self._pull(slice(None), self._weight, mine, share))
+        pulled = self._head.frozen.times(self._probabilities.to(self._weight.dtype))
+        dhidden.add_(self._pull(pulled, slice(None), self._weight, mine, share))
         for piece in self._pieces:
             self._backward_piece(piece, mine, share, dhidden, started)
 
-    def _pull(self, rows: slice, matrix: torch.Tensor, mine: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-        """dlogits[rows] @ matrix, for matrix [V / tp, n] -> [rows, n], without forming dlogits."""
+    def _pull(
+        self, pulled: torch.Tensor, rows: slice, matrix: torch.Tensor, mine: torch.Tensor, share: torch.Tensor
+    ) -> torch.Tensor:
+        """dlogits[rows] @ matrix [V / tp, n], without forming dlogits; overwrites `pulled` = p @ matrix [rows, n]."""
         dtype = matrix.dtype
-        pulled = torch.mm(self._probabilities[rows].to(dtype), matrix).mul_(share[rows].to(dtype)).neg_()
+        pulled.mul_(share[rows].to(dtype)).neg_()
         if mine.shape[1] == 1:
             return pulled.addcmul_(matrix[self._targets[rows, 0]], mine[rows].to(dtype))
         return pulled.add_(
@@ -166,13 +159,15 @@ class _Chunk:
         delta, rows, gradients = piece.delta, piece.rows, piece.delta.gradients
         if gradients is None:
             return
-        dh = self._pull(rows, delta.weights.b[0], mine, share).mul_(delta.scaling)
+        b = delta.weights.b[0]
+        pulled = torch.mm(self._probabilities[rows].to(b.dtype), b)
+        dh = self._pull(pulled, rows, b, mine, share).mul_(delta.scaling)
         dhidden[rows].addmm_(dh, delta.weights.a)
         beta = 1.0 if delta.start in started else delta.beta
         started.add(delta.start)
-        accumulate(gradients.a, dh.t(), self._hidden[rows], beta, 1.0)
+        accumulate(gradients.a, dh.t(), self._hidden[rows], beta)
         h = piece.hidden.float()
-        db, scaling = gradients.b[0], delta.scaling
-        db.addmm_(self._probabilities[rows].t(), h * share[rows], beta=beta, alpha=-scaling)
+        db = gradients.b[0]
+        db.addmm_(self._probabilities[rows].t(), h * share[rows], beta=beta, alpha=-1.0)
         picked = (mine[rows].unsqueeze(-1) * h.unsqueeze(1)).flatten(0, 1)
-        db.index_add_(0, self._targets[rows].flatten(), picked, alpha=scaling)
+        db.index_add_(0, self._targets[rows].flatten(), picked)

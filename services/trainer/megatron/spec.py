@@ -25,6 +25,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from services.trainer.megatron.attention import CanonicalSelfAttention, PackedCoreAttention
+from services.trainer.megatron.frozen import FrozenMatrix
 from services.trainer.megatron.lora.linear import apply_slot_linear
 from services.trainer.megatron.lora.routing import Routing
 from services.trainer.megatron.lora.targets import GroupKey
@@ -38,24 +39,31 @@ class SlotPort:
     key: GroupKey
     routing: Routing
     anchor: torch.Tensor
+    weight: torch.nn.Parameter
+    frozen: FrozenMatrix
 
     def connect(self, key: GroupKey, routing: Routing, anchor: torch.Tensor) -> None:
+        """Once the weight is loaded and on its device: it is frozen from here on."""
         self.key, self.routing, self.anchor = key, routing, anchor
+        self.frozen = FrozenMatrix(self.weight)
+        if self.frozen.packed:
+            self.weight.data = torch.empty(0)
+            self.frozen.release()
 
-    def project(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def project(self, x: torch.Tensor) -> torch.Tensor:
         """[T, 1, in] -> [T, 1, out]."""
-        y = apply_slot_linear(x.view(x.shape[0], -1), weight, self.routing.deltas(self.key), self.anchor)
+        y = apply_slot_linear(x.view(x.shape[0], -1), self.frozen, self.routing.deltas(self.key), self.anchor)
         return y.unsqueeze(1)
 
 
 class SlotColumnLinear(SlotPort, ColumnParallelLinear):  # type: ignore[misc]
     def forward(self, input_: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
-        return self.project(copy_to_tensor_model_parallel_region(input_, group=self.tp_group), self.weight), None
+        return self.project(copy_to_tensor_model_parallel_region(input_, group=self.tp_group)), None
 
 
 class SlotRowLinear(SlotPort, RowParallelLinear):  # type: ignore[misc]
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, None]:
-        partial = self.project(input_, self.weight)
+        partial = self.project(input_)
         return reduce_from_tensor_model_parallel_region(partial, group=self.tp_group), None
 
 

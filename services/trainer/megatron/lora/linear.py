@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
+from services.trainer.megatron.frozen import FrozenMatrix
 from services.trainer.megatron.lora.routing import Delta, Deltas
 from services.trainer.megatron.nodes import run_node
 
 
-def apply_slot_linear(x: torch.Tensor, weight: torch.Tensor, deltas: Deltas, anchor: torch.Tensor) -> torch.Tensor:
+def apply_slot_linear(x: torch.Tensor, weight: FrozenMatrix, deltas: Deltas, anchor: torch.Tensor) -> torch.Tensor:
     """x [T, in], weight [out, in] -> [T, out].
 
     `anchor` requires grad while a backward is wanted, so that the first layer's node is
@@ -33,8 +34,8 @@ def apply_slot_linear(x: torch.Tensor, weight: torch.Tensor, deltas: Deltas, anc
 
 class _SlotLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, anchor: torch.Tensor, weight: torch.Tensor, deltas: Deltas) -> torch.Tensor:
-        y = torch.mm(x, weight.t())
+    def forward(ctx: Any, x: torch.Tensor, anchor: torch.Tensor, weight: FrozenMatrix, deltas: Deltas) -> torch.Tensor:
+        y = weight.times_transposed(x)
         cuts = zip(_cut(x, deltas), _cut(y, deltas), deltas.items, strict=True)
         hidden = [None if delta is None else _add_delta(xs, ys, delta) for xs, ys, delta in cuts]
         if anchor.requires_grad:
@@ -47,7 +48,7 @@ class _SlotLinear(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         deltas: Deltas = ctx.deltas
         dy = dy.contiguous()
-        dx = torch.mm(dy, ctx.weight) if ctx.needs_input_grad[0] else None
+        dx = ctx.weight.times(dy) if ctx.needs_input_grad[0] else None
         dx_cuts = [None] * len(deltas.items) if dx is None else _cut(dx, deltas)
         cuts = zip(dx_cuts, _cut(dy, deltas), _cut(x, deltas), ctx.hidden, deltas.items, strict=True)
         for dxs, dys, xs, h, delta in cuts:
@@ -67,12 +68,12 @@ def _stacked(tokens: torch.Tensor, delta: Delta) -> torch.Tensor:
 
 
 def _add_delta(x: torch.Tensor, y: torch.Tensor, delta: Delta) -> torch.Tensor:
-    """x [t, in], y [t, out] of one segment: adds the delta to y; returns h = x Aᵀ [t, parts * r]."""
+    """x [t, in], y [t, out] of one segment: adds the delta to y; returns h = scaling · x Aᵀ [t, parts * r]."""
     weights = delta.weights
-    h = torch.matmul(_stacked(x, delta), weights.a_t)
+    h = torch.matmul(_stacked(x, delta), weights.a_t).mul_(delta.scaling)
     columns = torch.split_with_sizes(_stacked(y, delta), weights.outputs, -1)
     for part, hidden, b_t in zip(columns, torch.chunk(h, len(weights.b), -1), weights.b_t, strict=True):
-        accumulate(part, hidden, b_t, 1.0, delta.scaling)
+        accumulate(part, hidden, b_t, 1.0)
     return h
 
 
@@ -87,23 +88,25 @@ def _backward_delta(dx: torch.Tensor | None, dy: torch.Tensor, x: torch.Tensor, 
         torch.chunk(h, len(weights.b), -1),
         torch.chunk(dh, len(weights.b), -1),
         weights.b,
-        gradients.b,
+        gradients.b_t,
         strict=True,
     )
-    for dy_part, h_part, dh_part, b, db in parts:
-        accumulate(dh_part, dy_part, b, 0.0, 1.0)
-        accumulate(db, dy_part.mT, h_part, delta.beta, delta.scaling)
-    accumulate(gradients.a, dh.mT, _stacked(x, delta), delta.beta, delta.scaling)
+    for dy_part, h_part, dh_part, b, db_t in parts:
+        accumulate(dh_part, dy_part, b, 0.0)
+        accumulate(db_t, h_part.mT, dy_part, delta.beta)
+    dh.mul_(delta.scaling)
+    accumulate(gradients.a, dh.mT, _stacked(x, delta), delta.beta)
     if dx is not None:
-        accumulate(_stacked(dx, delta), dh, weights.a, 1.0, delta.scaling)
+        accumulate(_stacked(dx, delta), dh, weights.a, 1.0)
 
 
-def accumulate(target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: float, alpha: float) -> None:
-    """target = beta * target + alpha * left @ right, per matrix; a lower-precision product is added in fp32."""
-    if left.dtype != target.dtype:
-        product = torch.matmul(left, right)
-        target.copy_(product).mul_(alpha) if beta == 0.0 else target.add_(product, alpha=alpha)
-    elif target.dim() == 2:
-        target.addmm_(left, right, beta=beta, alpha=alpha)
+def accumulate(target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: float) -> None:
+    """target = beta * target + left @ right, per matrix; a lower-precision product is added in fp32."""
+    if left.dtype == target.dtype and target.dim() == 2:
+        target.addmm_(left, right, beta=beta)
+    elif left.dtype == target.dtype and target.is_contiguous():
+        target.baddbmm_(left, right, beta=beta)
     else:
-        target.baddbmm_(left, right, beta=beta, alpha=alpha)
+        # Into a batched target that is not contiguous torch multiplies matrix by matrix, one call each.
+        product = torch.matmul(left, right)
+        target.copy_(product) if beta == 0.0 else target.add_(product)

@@ -19,18 +19,29 @@ from services.trainer.megatron.lora.targets import Group, GroupKey, Part, adapte
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One weight: this rank's `shape` at `offset`; `full_shape` is cut along `cut` (None: whole)."""
+    """One weight: this rank's `shape` at `offset`; `full_shape` is cut along `cut` (None: whole).
+
+    `transposed`: B lies in the buffer as [r, out]. A row of a few numbers per output is the shape
+    CPU GEMMs are worst at (dB = dyᵀ h takes up to eight times as long); r long rows are not.
+    """
 
     name: str
     offset: int
     shape: tuple[int, int]
     full_shape: tuple[int, int]
     cut: int | None
+    transposed: bool
+
+    def view(self, flat: torch.Tensor, offset: int) -> torch.Tensor:
+        """The weight [..., *shape] as a view into `flat` [..., n], where it lies at `offset`."""
+        rows, columns = self.shape
+        return _matrix(flat, offset, columns, rows).mT if self.transposed else _matrix(flat, offset, rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupViews:
-    """Views into one flat buffer: `a` [parts * r, in], `b` one [out, r] per part, and their transposes.
+    """Views into one flat buffer: `a` [parts * r, in], `b` one [out, r] per part, and their transposes
+    (of which `a` and `b_t` are contiguous).
 
     Of several buffers of one plan, stacked: the same with a leading dimension.
     """
@@ -68,8 +79,7 @@ class FlatPlan:
         return found
 
     def view(self, flat: torch.Tensor, entry: Entry) -> torch.Tensor:
-        rows, columns = entry.shape
-        return _matrix(flat, entry.offset, rows, columns)
+        return entry.view(flat, entry.offset)
 
 
 def _matrix(flat: torch.Tensor, offset: int, rows: int, columns: int) -> torch.Tensor:
@@ -108,18 +118,19 @@ class _Planner:
     def _add_a(self, group: Group, starts: dict[GroupKey, list[int]]) -> None:
         starts[group.key][0] = len(self._entries)
         for part in group.parts:
-            self._add(f"{part.module}.lora_A.weight", (self._rank, part.inputs), 1 if group.row_parallel else None)
+            cut = 1 if group.row_parallel else None
+            self._add(f"{part.module}.lora_A.weight", (self._rank, part.inputs), cut, transposed=False)
 
     def _add_b(self, group: Group, starts: dict[GroupKey, list[int]]) -> None:
         for i, part in enumerate(group.parts):
             starts[group.key][1 + i] = len(self._entries)
-            self._add(_b_name(part), (part.outputs, self._rank), None if group.row_parallel else 0)
+            self._add(_b_name(part), (part.outputs, self._rank), None if group.row_parallel else 0, transposed=True)
 
-    def _add(self, name: str, full: tuple[int, int], cut: int | None) -> None:
+    def _add(self, name: str, full: tuple[int, int], cut: int | None, *, transposed: bool) -> None:
         rows, columns = full
         if cut is not None and self._tp > 1:
             rows, columns = (rows // self._tp, columns) if cut == 0 else (rows, columns // self._tp)
-        self._entries.append(Entry(name, self._offset, (rows, columns), full, cut))
+        self._entries.append(Entry(name, self._offset, (rows, columns), full, cut, transposed))
         self._offset += rows * columns
 
 
