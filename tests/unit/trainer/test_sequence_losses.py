@@ -14,6 +14,7 @@ from services.common.datum_blocks import Datum
 from services.trainer.engine import Loss
 from services.trainer.losses import position_losses
 from services.trainer.megatron.engine import MegatronEngine
+from tests.evidence.table import Claim, Measurements
 from tests.unit.trainer.rig import ALL, CROSS_ENTROPY, on_slot, policy, randomize, supervised, worst
 
 GSPO = Loss("gspo", {})
@@ -42,9 +43,23 @@ def _fields(shift: float) -> dict[str, torch.Tensor]:
     return {**FIELDS, "logprobs": Q + shift}
 
 
+def _gap(actual: torch.Tensor, expected: list[float]) -> float:
+    return float((actual - torch.tensor(expected, dtype=torch.float64)).abs().max())
+
+
+def _both(
+    name: str, lp: torch.Tensor, fields: dict[str, torch.Tensor], config: dict[str, float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(losses, their gradient)."""
+    start = lp.detach().clone().requires_grad_()
+    losses = position_losses(name, start, fields, config)
+    (gradient,) = torch.autograd.grad(losses.sum(), start)
+    return losses.detach(), gradient
+
+
 @pytest.mark.parametrize("case", SHIFTS)
 @pytest.mark.parametrize("bounds", [None, (0.95, 1.01)])
-def test_gspo_equals_its_closed_form(case: str, bounds: tuple[float, float] | None) -> None:
+def test_gspo_equals_its_closed_form(case: str, bounds: tuple[float, float] | None, measured: Measurements) -> None:
     config = {} if bounds is None else {"clip_low_threshold": bounds[0], "clip_high_threshold": bounds[1]}
     lp = LP.clone().requires_grad_()
     losses = position_losses("gspo", lp, _fields(SHIFTS[case]), config)
@@ -53,10 +68,19 @@ def test_gspo_equals_its_closed_form(case: str, bounds: tuple[float, float] | No
     assert losses.tolist() == pytest.approx(expected, rel=1e-12)
     assert gradient.tolist() == pytest.approx(slopes, rel=1e-12)
     assert losses[2] == gradient[2] == 0
+    off = _both("gspo", LP, {**_fields(SHIFTS[case]), "advantages": ADVANTAGES * 1.001}, config)
+    subject = f"gspo, ratio {case}, bounds {bounds or 'of the protocol'}"
+    for claim, actual, other, exact in (
+        (Claim.LOSS, losses, off[0], expected),
+        (Claim.LOSS_GRADIENT, gradient, off[1], slopes),
+    ):
+        measured(claim, subject, _gap(actual, exact), within=1e-12, weights_off_by_a_thousandth=_gap(other, exact))
 
 
 @pytest.mark.parametrize("case", SHIFTS)
-def test_gspo_gradient_equals_finite_differences_with_the_sequence_ratio_held(case: str) -> None:
+def test_gspo_gradient_equals_finite_differences_with_the_sequence_ratio_held(
+    case: str, measured: Measurements
+) -> None:
     fields = _fields(SHIFTS[case])
     counted = fields["sequence_ratio_mask"] != 0
     held = (LP - fields["logprobs"])[counted].mean()
@@ -67,12 +91,16 @@ def test_gspo_gradient_equals_finite_differences_with_the_sequence_ratio_held(ca
 
     lp = LP.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(position_losses("gspo", lp, fields, {}).sum(), lp)
-    step = 1e-6
-    for position in range(len(LP)):
-        nudge = torch.zeros_like(LP)
-        nudge[position] = step
-        slope = float(surrogate(LP + nudge) - surrogate(LP - nudge)) / (2 * step)
-        assert float(gradient[position]) == pytest.approx(slope, abs=1e-6)
+    nudges = 1e-6 * torch.eye(len(LP), dtype=torch.float64)
+    slopes = [float(surrogate(LP + nudge) - surrogate(LP - nudge)) / 2e-6 for nudge in nudges]
+    off = _both("gspo", LP, {**fields, "advantages": ADVANTAGES * 1.001}, {})[1]
+    measured(
+        Claim.FINITE_DIFFERENCES,
+        f"gspo, ratio {case}",
+        _gap(gradient, slopes),
+        within=1e-6,
+        weights_off_by_a_thousandth=_gap(off, slopes),
+    )
 
 
 def test_gspo_control_a_ratio_that_is_not_held_has_another_gradient() -> None:
@@ -118,7 +146,7 @@ def _stable(lp: torch.Tensor, config: dict[str, float]) -> torch.Tensor:
     return position_losses("stable_reinforce", lp, fields, config)
 
 
-def test_stable_reinforce_at_a_temperature_equals_hand_computed_values_ADD_07() -> None:
+def test_stable_reinforce_at_a_temperature_equals_hand_computed_values_ADD_07(measured: Measurements) -> None:
     """r uses the tempered q, the KL term the untempered one; r is cut off at 2 and held."""
     lp = torch.tensor([-7.0, -0.5, -2.0, -0.25], dtype=torch.float64, requires_grad=True)
     losses = _stable(lp, {"kl_coeff": 0.3})
@@ -132,12 +160,24 @@ def test_stable_reinforce_at_a_temperature_equals_hand_computed_values_ADD_07() 
     assert losses.tolist() == pytest.approx(expected, rel=1e-12)
     assert gradient.tolist() == pytest.approx(slopes, rel=1e-12)
     assert math.exp(-0.25 - q[2]) > 2  # the last one is cut off
+    other = lp.detach().clone().requires_grad_()
+    off = _stable(other, {"kl_coeff": 0.301})
+    (off_gradient,) = torch.autograd.grad(off.sum(), other)
+    gaps = {Claim.LOSS: (losses, off, expected), Claim.LOSS_GRADIENT: (gradient, off_gradient, slopes)}
+    for claim, (actual, wrong, exact) in gaps.items():
+        measured(
+            claim,
+            "stable_reinforce at temperature 0.7",
+            _gap(actual, exact),
+            within=1e-12,
+            kl_coeff_off_by_a_thousandth=_gap(wrong, exact),
+        )
     # Negative control: with one q for both terms the values differ.
     mixed = -min(math.exp(-0.5 - raw[0]), 2.0) * 2.0 * -0.5
     assert abs(mixed - (expected[1] - 0.5 * 0.3 * (-0.5 - raw[0]) ** 2)) > 1e-3
 
 
-def test_stable_reinforce_gradient_equals_finite_differences_with_its_ratio_held() -> None:
+def test_stable_reinforce_gradient_equals_finite_differences_with_its_ratio_held(measured: Measurements) -> None:
     start = torch.tensor([-7.0, -0.5, -2.0, -0.25], dtype=torch.float64)
     lp = start.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(_stable(lp, {}).sum(), lp)
@@ -148,11 +188,16 @@ def test_stable_reinforce_gradient_equals_finite_differences_with_its_ratio_held
     def surrogate(x: torch.Tensor) -> float:
         return float((-held * advantages * x[1:] + 0.025 * (x[1:] - raw).square()).sum())
 
-    for position in range(4):
-        nudge = torch.zeros_like(start)
-        nudge[position] = 1e-6
-        slope = (surrogate(start + nudge) - surrogate(start - nudge)) / 2e-6
-        assert float(gradient[position]) == pytest.approx(slope, abs=1e-6)
+    nudges = 1e-6 * torch.eye(4, dtype=torch.float64)
+    differences = [(surrogate(start + nudge) - surrogate(start - nudge)) / 2e-6 for nudge in nudges]
+    (off,) = torch.autograd.grad(_stable(lp, {"kl_coeff": 0.051}).sum(), lp)
+    measured(
+        Claim.FINITE_DIFFERENCES,
+        "stable_reinforce at temperature 0.7",
+        _gap(gradient, differences),
+        within=1e-6,
+        kl_coeff_off_by_a_fiftieth=_gap(off, differences),
+    )
 
 
 def test_stable_reinforce_without_its_kl_term_and_without_an_untempered_q() -> None:
