@@ -32,7 +32,7 @@ def test_an_export_is_a_peft_adapter(service: Any, real_mesh: RealMeshProcesses)
     training.forward_backward([datum], "cross_entropy").result()
     training.optim_step(types.AdamParams(learning_rate=1e-2)).result()
     path = training.save_weights_external("export").result().path
-    urls = service.create_rest_client().get_external_weights_urls(path).result().urls
+    urls = tinker.RestClient().get_external_weights_urls(path).result().urls
     files = {name: urllib.request.urlopen(url, timeout=30).read() for name, url in urls.items()}
     assert set(files) == {"adapter_config.json", "adapter_model.safetensors"}
     config = json.loads(files["adapter_config.json"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.responses import Response
 from starlette.routing import Route
 from tinkermesh.v1 import catalog_pb2 as pb
@@ -22,6 +24,9 @@ RUNS_PER_PAGE = 20
 CHECKPOINTS_PER_PAGE = 100
 CHECKPOINTS_OF_A_RUN = 10_000
 """A list without a window ends here, the newest first; its cursor tells how many there are."""
+
+KNOWS_EXPORTS = (0, 30, 4)
+"""The oldest tested SDK whose checkpoints may be of type external."""
 
 CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
 
@@ -85,11 +90,15 @@ async def _page(call: Call, run_id: str, page: Window) -> tuple[int, list[schedu
 
 
 def _checkpoints(call: Call, page: Window, total: int, found: list[scheduler_pb2.CheckpointInfo]) -> Response:
-    # Every later SDK names its version in a header of its own.
-    old = call.header("x-stainless-package-version") != "" and call.header("x-sdk-version") == ""
-    show = render.checkpoint_of_old_sdk if old else render.checkpoint
+    show = render.checkpoint if _knows_exports(call) else render.checkpoint_of_old_sdk
     shown = [show(one) for one in found]
     return json_response({"checkpoints": shown, "cursor": render.cursor(page, total)})
+
+
+def _knows_exports(call: Call) -> bool:
+    """Also of clients that are no SDK."""
+    match = re.match(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})", call.header("x-stainless-package-version"))
+    return match is None or tuple(map(int, match.groups())) >= KNOWS_EXPORTS
 
 
 async def delete_checkpoint(call: Call) -> Response:

@@ -68,17 +68,17 @@ async def download_file(call: Call) -> Response:
         return json_response({"detail": error.message, "error": error.code, "category": "user"}, 416)
     name = target.file
     if offset is None:
-        return _stream(download, download.total_bytes, "application/octet-stream", name)
+        return _stream(call, download, download.total_bytes, "application/octet-stream", name)
     last = min(end or download.total_bytes, download.total_bytes)
     where = f"bytes {offset}-{last - 1}/{download.total_bytes}"
-    return _stream(download, last - offset, "application/octet-stream", name, 206, {"content-range": where})
+    return _stream(call, download, last - offset, "application/octet-stream", name, 206, {"content-range": where})
 
 
 async def download_archive(call: Call) -> Response:
     target = _checked(call, "")
     request = pb.ReadArchiveRequest(path=str(target.path), version=target.version)
     download = await call.gateway.catalog.read_archive(request)
-    return _stream(download, download.total_bytes, "application/x-tar", f"{target.path.name}.tar")
+    return _stream(call, download, download.total_bytes, "application/x-tar", f"{target.path.name}.tar")
 
 
 def _checked(call: Call, file: str) -> Target:
@@ -102,7 +102,13 @@ def _range(header: str) -> tuple[int | None, int | None]:
 
 
 def _stream(
-    download: Download, length: int, media_type: str, name: str, status: int = 200, more: dict[str, str] | None = None
+    call: Call,
+    download: Download,
+    length: int,
+    media_type: str,
+    name: str,
+    status: int = 200,
+    more: dict[str, str] | None = None,
 ) -> Response:
     headers: dict[str, Any] = {
         "content-length": str(length),
@@ -111,4 +117,7 @@ def _stream(
         "cache-control": "private, no-store",
         **(more or {}),
     }
+    if call.request.method == "HEAD":
+        download.call.cancel()
+        return Response(None, status, headers, media_type)
     return StreamingResponse(download.data(), status, headers, media_type)

@@ -23,15 +23,19 @@ class FakeCatalog(CatalogServicer):
         self.belongings = belongings
         self.asked: list[Any] = []
         self.total = 3
+        self.kind = "weights"
 
     @property
     def last(self) -> Any:
         return self.asked[-1]
 
     def checkpoint(self, run_id: str, number: int = 0) -> scheduler_pb2.CheckpointInfo:
-        path = f"tinker://{run_id}/weights/ck{number}"
+        checkpoint_id = f"{self.kind}/ck{number}"
         return scheduler_pb2.CheckpointInfo(
-            checkpoint_id=f"weights/ck{number}", path=path, created_unix_ms=CREATED_MS, public=True
+            checkpoint_id=checkpoint_id,
+            path=f"tinker://{run_id}/{checkpoint_id}",
+            created_unix_ms=CREATED_MS,
+            public=True,
         )
 
     def _owned(self, path: str, tenant: str) -> None:

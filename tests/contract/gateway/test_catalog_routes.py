@@ -297,6 +297,24 @@ async def test_a_range_is_answered_in_part(client: Client, model: str, span: str
     assert answer.headers["content-range"] == f"bytes {first}-{(end or len(FILE)) - 1}/{len(FILE)}"
 
 
+async def test_a_head_tells_the_size_without_the_file(client: Client, model: str) -> None:
+    url = (await links(client, model))["adapter_model.safetensors"]
+    answer = await client.http.head(url)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-length"] == str(len(FILE))
+
+
+@pytest.mark.parametrize(
+    ("version", "shown"), [("0.26.2", "sampler"), ("0.30.4", "external"), ("0.38.0", "external"), ("", "external")]
+)
+async def test_an_old_sdk_is_told_no_type_it_would_refuse(
+    client: Client, scheduler: FakeScheduler, model: str, version: str, shown: str
+) -> None:
+    scheduler.catalog.kind = "external_weights"
+    answer = await send(client, "GET", "checkpoints?limit=1", **{"x-stainless-package-version": version})
+    assert answer.json()["checkpoints"][0]["checkpoint_type"] == shown
+
+
 @pytest.mark.parametrize("span", ["bytes=7-3", "bytes=-5", "lines=1-2", "bytes=a-b", "bytes=1-2,4-5"])
 async def test_a_range_that_is_none_is_answered_whole(client: Client, model: str, span: str) -> None:
     url = (await links(client, model))["adapter_model.safetensors"]
