@@ -97,7 +97,7 @@ async def test_bad_adam_params_fail_in_order_VAL_18(
 async def test_infinite_learning_rate_is_refused_VAL_18(client: Client, model: str) -> None:
     body = f'{{"model_id": "{model}", "seq_id": 1, "adam_params": {{"learning_rate": 1e999}}}}'.encode()
     response = await client.post("optim_step", body)
-    assert response.status_code == 400 or "range" in await client.failure(response)
+    assert "range" in await client.failure(response)
 
 
 BAD_NAMES = ["", ".", "..", "a/b", "a\\b", "a\0b", ".hidden", "_x", "x" * 129, "name\n", "ü", "../../etc"]

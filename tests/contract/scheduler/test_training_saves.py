@@ -78,7 +78,8 @@ async def test_a_name_is_not_overwritten_unless_asked_CKPT_04(mesh: Mesh) -> Non
     model = await mesh.opened(new_session())
     await mesh.done(await mesh.save(model, 1, "kept"))
     failure = await mesh.failed(await mesh.save(model, 2, "kept"))
-    assert failure.category == types.FAILURE_CATEGORY_SERVER or "exists" in failure.message
+    assert failure.category == types.FAILURE_CATEGORY_USER
+    assert "exists already" in failure.message
     await mesh.done(await mesh.save(model, 3, "kept", overwrite=True))
 
 

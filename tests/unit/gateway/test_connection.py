@@ -74,7 +74,7 @@ async def test_header_without_end_is_cut_off_SEC(port: int, start: bytes) -> Non
     except ConnectionError:
         pass
     assert sent < 8 << 20
-    assert await peer.closed() or True
+    await peer.closed()  # reading ends within its bound, whether or not the refusal still came through
 
 
 async def test_large_headers_are_431_and_usual_ones_pass(port: int) -> None:
