@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from services.common import logs
 from services.common.audit import AUDIT
 from services.common.errors import Busy, Forbidden, InUse, ServerError, TinkermeshError, Unauthenticated
 
@@ -29,6 +30,7 @@ class Decision:
     label: str = ""
     op: str = ""
     request_id: str = ""
+    model_id: str = ""
     rejected: bool = False  # admitted, to fail in its turn
 
 
@@ -50,8 +52,9 @@ def _write(decision: Decision, said: str, reason: str) -> None:
         "label": decision.label,
         "op": decision.op,
         "request_id": decision.request_id,
+        "model_id": decision.model_id,
         "reason": _CREDENTIAL.sub(r"\1…", reason)[:LONGEST_REASON],
     }
-    AUDIT.info(
-        "%s %s", said, decision.route, extra={"fields": {name: value for name, value in fields.items() if value}}
-    )
+    known = {name: value for name, value in fields.items() if value}
+    with logs.bind(tenant_id=decision.tenant):  # by its name in every other line about this request
+        AUDIT.info("%s %s", said, decision.route, extra={"fields": known})

@@ -72,7 +72,7 @@ async def _submit(call: Call, request: pb.SubmitRequest, payload: bytes) -> pb.S
     decision = call.decision
     decision.op, decision.rejected = str(request.command.WhichOneof("body")), bool(request.command.rejected)
     reply = await call.gateway.scheduler.submit(request, payload)
-    decision.request_id = reply.request_id
+    decision.request_id, decision.model_id = reply.request_id, reply.model_id
     telemetry.annotate({"tinkermesh.request_id": reply.request_id, "tinkermesh.model_id": reply.model_id})
     with logs.bind(request_id=reply.request_id, model_id=reply.model_id):
         log.info("accepted %s", request.command.WhichOneof("body"))
