@@ -95,6 +95,12 @@ def _batch(data: bytes, *, protobuf: bool) -> None:
     table = decoded.command.batch.table
     if block_offsets(table.lengths, table.widths, len(table.fields))[-1] != len(decoded.payload):
         raise Finding("an accepted batch's payload is not what its table says")
+    provenance = decoded.command.batch.provenance
+    if len(provenance) not in (0, len(table.lengths)):
+        raise Finding("some datums of an accepted batch have provenance and others none")
+    for length, one in zip(table.lengths, provenance, strict=False):
+        if {sum(span.length for span in spans) for spans in (one.model_input, one.targets)} != {length}:
+            raise Finding("an accepted datum's spans do not tile it")
 
 
 def _requests() -> Iterator[dict[str, object]]:
@@ -109,7 +115,20 @@ def _requests() -> Iterator[dict[str, object]]:
     wide = forms.datum([1, 2], target_tokens=targets, weights=forms.sparse([1.0, 0.5], [0, 1, 2], [0, 1], [2, 2]))
     yield forms.request(MODEL, 4, [wide])
     yield forms.request(MODEL, 5, [forms.policy([1, 2])], "importance_sampling", forward_only=True)
-    yield forms.request(MODEL, 6, [forms.policy([1, 2])], "stable_reinforce", loss_fn_config={"kl_coeff": 0.1})
+    yield forms.request(MODEL, 6, [_recorded()], "stable_reinforce", loss_fn_config={"kl_coeff": 0.1})
+    masked = forms.policy([1, 2])
+    masked["loss_fn_inputs"]["sequence_ratio_mask"] = forms.tensor([0.0, 1.0], "float32")
+    yield forms.request(MODEL, 7, [masked], "gspo")
+    column = forms.datum([1, 2], target_tokens=forms.tensor([2, 3], "int64", [2, 1]))
+    yield forms.request(MODEL, 8, [column])
+
+
+def _recorded() -> dict[str, object]:
+    given = {"advantages": forms.tensor([0.0, 1.0, -1.0], "float32")}
+    prompt, sampled = {"sequence_id": "s.0.0", "offset": 1, "length": 1}, {"sequence_id": "s.0.0", "length": 2}
+    spans = [{"prompt_tokens": prompt}, {"sampled_tokens": sampled}]
+    one = forms.datum([5, 6, 7], target_tokens=forms.tensor([0, 7, 8], "int64"), **given)
+    return {**one, "model_input_spans": spans, "loss_fn_input_spans": spans}
 
 
 def _protobuf_seeds() -> Iterator[bytes]:
