@@ -8,7 +8,7 @@ from dataclasses import replace
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import InvalidInput, UnknownId, UserError
+from services.common.errors import Busy, InvalidInput, UnknownId, UserError
 from services.common.ids import ModelId, key_hash, parse_model_id
 from services.scheduler.core.packing import datum_cost
 from services.scheduler.core.view import Op
@@ -61,7 +61,11 @@ class TrainingAdmission:
         submission = replace(submission, limits=encode_limits(self._quotas(request.tenant_id), cost))
         if not submission.rejected:
             submission = replace(submission, payload=await self._payloads.prepare(pool, submission.key, payload))
-        admitted = await self._admit(pool, request, submission)
+        try:
+            admitted = await self._admit(pool, request, submission)
+        except Busy:  # said only of a key that nothing holds: the payload belongs to nobody
+            await self._payloads.discard(submission.payload)
+            raise
         if admitted.admitted_ms:
             self._commands.remember(pool, _stored(submission, admitted, payload))
         return pb.SubmitReply(request_id=admitted.request_id, model_id=str(model))

@@ -195,6 +195,14 @@ class PayloadStore:
         data: bytes = b"".join(found)
         return data[start - offset : end - offset]
 
+    async def discard(self, pending: Pending) -> None:
+        """For a command that is certainly not admitted: its payload must not fill the store until it expires."""
+        if pending.upload.name.startswith(BLOB_PREFIX):
+            await self._blobs.delete(pending.upload.name)
+        elif pending.segments:
+            with reaching_redis():
+                await self._redis.unlink(*pending.segments)
+
     async def drop_orphans(self, pool: str, age_seconds: float = ORPHAN_SECONDS) -> int:
         """Deletes files of commands that were never admitted, or whose rows no longer name them."""
         dropped = 0

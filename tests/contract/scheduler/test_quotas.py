@@ -90,6 +90,24 @@ async def test_queued_bytes_are_those_of_unsettled_payloads_SEC_10(tight: Mesh, 
     await tight.step(model, 3)  # carries none
 
 
+@pytest.mark.parametrize("limit", [1 << 20, 10], ids=["in redis", "in a file"])
+async def test_a_refused_payload_is_not_kept(tight: Mesh, allowed: Allowed, limit: int) -> None:
+    """A client sends a refused request again and again: each would stay for its whole time to live."""
+    model = await held_model(tight)
+    tight.replicas[0].training.admission._payloads._limit = limit  # type: ignore[attr-defined]
+    allowed.set(open_futures=1)
+
+    async def kept() -> int:
+        segments = [key async for key in tight.redis.scan_iter(match=f"{keys.pool_prefix(POOL)}:pay:*")]
+        return len(segments) + len(list((tight.root / "payloads").glob("*")))
+
+    before = await kept()
+    for _ in range(3):
+        with pytest.raises(Busy):
+            await tight.batch(model, 2, [50, 60])
+    assert await kept() == before
+
+
 async def test_what_settles_gives_its_place_back(tight: Mesh) -> None:
     model = await tight.opened(new_session())
     await tight.done(await tight.batch(model, 1))
