@@ -1,0 +1,56 @@
+"""What the unmodified SDK makes of 429: it waits, sends again, and nothing is lost or run twice."""
+
+from __future__ import annotations
+
+import pytest
+import tinker
+from tinker import types
+
+from tests.doubles.fake_trainer import BASE_MODEL
+from tests.doubles.mesh import MeshProcesses
+from tests.mesh.test_keys import command, created
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+
+
+def service_of(mesh: MeshProcesses, *quotas: str) -> tinker.ServiceClient:
+    """Of a new tenant with these quotas."""
+    secret, _, tenant = created(command(mesh, "keys", "create"))
+    command(mesh, "tenants", "set", tenant, *quotas)
+    return tinker.ServiceClient(base_url=mesh.base_url, api_key=secret)
+
+
+def refusals(mesh: MeshProcesses, quota: str) -> int:
+    """How many audit lines name it."""
+    return sum(mesh.logs(name).count(f"busy: {quota}") for name in mesh.names("gateway"))
+
+
+def test_samples_above_the_quota_wait_by_the_sdks_own_back_pressure_SEC_10(mesh: MeshProcesses) -> None:
+    service = service_of(mesh, "--samples", "2")
+    sampler = service.create_sampling_client(base_model=BASE_MODEL).result()
+    mesh.inject("sampler", [{"kind": "sample", "action": "delay_before", "seconds": 0.3, "times": 3}])
+    prompt, parameters = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2, temperature=1.0)
+    futures = [sampler.sample(prompt, 1, parameters) for _ in range(6)]
+    answers = [future.result(90) for future in futures]
+    assert [len(answer.sequences) for answer in answers] == [1] * 6
+    assert refusals(mesh, "quota samples") > 0
+
+
+def test_training_commands_above_the_quota_are_sent_again_and_run_once_SEC_10(mesh: MeshProcesses) -> None:
+    service = service_of(mesh, "--open-futures", "1")
+    training = service.create_lora_training_client(base_model=BASE_MODEL, rank=8).result()
+    mesh.inject("trainer", [{"kind": "pass", "action": "delay_before", "seconds": 0.5, "times": 2}])
+    tokens = [1, 2, 3]
+    targets = types.TensorData(data=[2, 3, 4], dtype="int64", shape=[3])
+    weights = types.TensorData(data=[1.0] * 3, dtype="float32", shape=[3])
+    datum = types.Datum(
+        model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs={"target_tokens": targets, "weights": weights}
+    )
+    before = len([entry for entry in mesh.journal() if entry["kind"] == "pass"])
+    futures = [training.forward_backward([datum], "cross_entropy") for _ in range(3)]
+    step = training.optim_step(types.AdamParams(learning_rate=1e-3))
+    assert all(future.result(90).metrics["loss:sum"] > 0 for future in futures)
+    assert step.result(90) is not None
+    passes = [entry for entry in mesh.journal() if entry["kind"] == "pass"][before:]
+    assert sum(len(entry["datums"]) for entry in passes) == 3, "each batch ran once"
+    assert refusals(mesh, "quota open_futures") > 0
