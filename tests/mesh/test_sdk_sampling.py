@@ -161,3 +161,21 @@ def test_stability_info_may_be_recorded_and_sequence_ids_stay_the_same(service: 
     made = recording.sample(prompt(), 2, params()).result()
     session = recording._sampling_session_id
     assert [s.sequence_id for s in made.sequences] == [f"{session}.0.0", f"{session}.0.1"]
+
+
+def test_samples_go_on_while_the_trainer_is_busy_SAMP_11(mesh: MeshProcesses, service: Any, sampler: Any) -> None:
+    training = service.create_lora_training_client(base_model=BASE_MODEL, rank=4, seed=6).result()
+    mesh.inject("trainer", [{"kind": "pass", "action": "hold_before", "times": 0}])
+    datum = tinker.types.Datum(
+        model_input=prompt(),
+        loss_fn_inputs={
+            "target_tokens": tinker.types.TensorData(data=np.arange(6), dtype="int64", shape=[6]),
+            "weights": tinker.types.TensorData(data=np.ones(6, np.float32), dtype="float32", shape=[6]),
+        },
+    )
+    held = training.forward_backward([datum], "cross_entropy")
+    for _ in range(3):
+        assert sampler.sample(prompt(), 1, params()).result().sequences
+    assert not held.future().done()
+    mesh.inject("trainer", [])
+    assert held.result().metrics

@@ -173,6 +173,14 @@ end)
 
 -- ARGV: how many, how long a row without its result stays (ms). Results past their retention go; the
 -- rows stay while their sampling session is known. Answers how many were looked at.
+local function drop_segments(prefix, key)
+  local upload, segments = unpack(redis.call('HMGET', row_key(prefix, key), 'result_upload', 'result_segments'))
+  if not upload then return end
+  for index = 0, tonumber(segments) - 1 do
+    redis.call('UNLINK', prefix .. ':pay:' .. upload .. ':' .. index)
+  end
+end
+
 register('sampling_sweep', function(keys, args)
   local prefix = keys[1]
   local now = now_ms()
@@ -180,6 +188,7 @@ register('sampling_sweep', function(keys, args)
   local due = redis.call('ZRANGEBYSCORE', index, '-inf', int(now), 'LIMIT', 0, args[1])
   for _, key in ipairs(due) do
     local parent = redis.call('HGET', row_key(prefix, key), 'parent')
+    drop_segments(prefix, key)
     if parent and redis.call('EXISTS', session_key(prefix, parent)) == 1 then
       redis.call('HDEL', row_key(prefix, key), 'result', 'command', 'result_upload', 'result_segments')
       redis.call('ZADD', index, int(now + tonumber(args[2])), key)

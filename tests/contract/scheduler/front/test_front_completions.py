@@ -10,7 +10,11 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 
 from services.common.errors import Forbidden, InvalidInput, UnknownId
 from services.common.ids import CompletionsWait
+from services.scheduler.settings import Settings
 from services.scheduler.store import keys
+from services.scheduler.store.functions import Functions
+from services.scheduler.store.sampling import SamplingStore
+from services.scheduler.store.sequences import SequenceStore
 from tests.contract.scheduler.front.conftest import StartSampler
 from tests.contract.scheduler.front.mesh import (
     ALICE,
@@ -183,6 +187,34 @@ async def test_what_a_client_retrieved_goes_after_a_grace_and_nothing_else(
     again = (await replica.scheduler.Submit(sample_request(sampler, 0))).request_id
     assert again != mine
     assert "expired" in (await result(replica, again)).failure.message
+
+
+async def test_a_large_result_leaves_redis_once_its_client_has_it_FUT_06(
+    mesh: FrontMesh, start_sampler: StartSampler, redis_client: Redis
+) -> None:
+    replica = await mesh.replica(retrieved_grace_seconds=0.1)
+    await start_sampler()
+    sampler = await base_sampler(replica, await session(replica))
+    large = sample_request(sampler, 0, n=4, tokens=40_000)
+    large.command.sample.stop.disabled = True
+    request_id = (await replica.scheduler.Submit(large)).request_id
+    assert (await result(replica, request_id)).sample.ByteSize() > 1 << 20
+    segments = [name async for name in redis_client.scan_iter("tm:{p:double}:pay:*")]
+    assert len(segments) == 3 and await redis_client.hget(_row(request_id), "result") is None
+    assert 0 < await redis_client.pttl(segments[0]) <= 86_400_000
+    await listed(replica, sampler, retrieved=(request_id,))
+    await asyncio.sleep(0.15)
+    functions = Functions(redis_client)
+    store = SamplingStore(redis_client, functions, SequenceStore(redis_client, 1000))
+    assert await store.sweep("double", 100, 86_400_000) == 1
+    assert await redis_client.exists(*segments) == 0
+    assert await redis_client.exists(_row(request_id)) == 1, "the row outlives its result"
+
+
+def test_results_outlive_the_longest_retries_of_the_sdk_FUT_06() -> None:
+    settings = Settings(store_root="", pepper_file="")
+    assert settings.retention_seconds >= 86_400 > 3_600  # its pause for billing
+    assert settings.retrieved_grace_seconds >= 300  # its retries of one call
 
 
 async def test_the_terminal_answer_of_an_expired_key_is_a_completion_too_IDEM_05(mesh: FrontMesh) -> None:

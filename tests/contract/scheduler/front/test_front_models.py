@@ -108,7 +108,7 @@ async def test_expired_session_frees_its_slot_and_its_artifacts_stay_LEASE_02(
     assert (await result(replica, reply.request_id)).model.model_id == f"{again}:train:0"
 
 
-async def test_snapshot_is_pushed_and_sampled_without_another_load_ADD_02(
+async def test_snapshot_is_pushed_and_sampled_without_another_load_ADD_02_SAMP_04(
     replica: Replica, start_trainer: StartTrainer, start_sampler: StartSampler
 ) -> None:
     await start_trainer()
