@@ -22,15 +22,15 @@ from tests.contract.scheduler.front.mesh import (
     FrontMesh,
     Replica,
     base_sampler,
-    eventually,
     refused,
     result,
     sample_request,
     session,
+    unserved_pool,
     watching,
 )
-from tests.contract.scheduler.front.test_front_sessions import _any_pool
 from tests.contract.scheduler.front.test_front_watch import _open_waits
+from tests.doubles.eventually import eventually
 
 CLONE = 10**9
 
@@ -57,7 +57,7 @@ async def submitted(replica: Replica, sampler: str, *seqs: int) -> list[str]:
 
 async def idle_sampler(replica: Replica) -> str:
     """A sampling session whose samples nobody serves: they settle when they are cancelled."""
-    await _any_pool(replica)
+    await unserved_pool(replica)
     return await base_sampler(replica, await session(replica))
 
 
