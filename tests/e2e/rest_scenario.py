@@ -130,9 +130,12 @@ class Scenario:
         for path in self.shared:
             resolved(self.rest.publish_checkpoint_from_tinker_path(path))
         shown, during = self.entry(self.state).public, self.foreign()
+        sampler = resolved(self.other.create_sampling_client(model_path=self.sampler))
+        prompt, parameters = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=3)
+        sampled = sampler.sample(prompt, 1, parameters).result().sequences[0].tokens
         for path in self.shared:
             resolved(self.rest.unpublish_checkpoint_from_tinker_path(path))
-        return {"before": before, "shown": shown, "during": during, "after": self.foreign()}
+        return {"before": before, "shown": shown, "during": during, "after": self.foreign(), "sampled": len(sampled)}
 
     def foreign(self) -> dict[str, int]:
         rest = self.other_rest
@@ -215,6 +218,7 @@ class Scenario:
         )
         return {
             "own_run": run.training_run_id != self.run_id,
+            "metadata": run.user_metadata,
             "total": resolved(self.rest.list_training_runs()).cursor.total_count - before,
             "project": resolved(self.rest.list_training_runs(project_id="archive")).cursor.total_count,
             "loaded": resolved(loaded.get_info()).lora_rank,

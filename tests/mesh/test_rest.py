@@ -84,7 +84,7 @@ def test_a_ttl_is_set_cleared_and_comes_true_CKPT(report: dict[str, Any]) -> Non
 def test_only_what_is_public_is_readable_by_others_and_only_readable_SEC_05(report: dict[str, Any]) -> None:
     sharing = report["sharing"]
     assert set(sharing["before"].values()) == set(sharing["after"].values()) == {403}
-    assert sharing["shown"]
+    assert sharing["shown"] and sharing["sampled"] > 0
     assert {name for name, status in sharing["during"].items() if status == 0} == READS & set(sharing["during"])
     assert {status for name, status in sharing["during"].items() if name not in READS} == {403}
 
@@ -119,6 +119,7 @@ def test_the_archive_of_sdk_0_26_holds_the_files(oldest: dict[str, Any]) -> None
 def test_copies_are_runs_of_their_own_and_need_read_rights_SEC_05(newest: dict[str, Any]) -> None:
     copies = newest["copies"]
     assert copies["own_run"] and copies["project"] == 1 and copies["total"] == 2  # the copy, and what was loaded
+    assert copies["metadata"] == {"renderer_name": "role_colon"}
     assert (copies["loaded"], copies["foreign"], copies["with_token"]) == (8, 403, 8)
 
 

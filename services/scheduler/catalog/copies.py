@@ -19,7 +19,7 @@ from services.common.errors import InvalidInput, KeyConflict
 from services.common.ids import ModelId, key_hash
 from services.common.keyring import ownership_mac
 from services.common.publish import Claim, public_path, publish
-from services.common.tinker_path import TinkerPath
+from services.common.tinker_path import TinkerPath, parse_tinker_path
 from services.scheduler.artifacts import Artifact, Artifacts
 from services.scheduler.catalog.registrar import register
 from services.scheduler.session_directory import COPY, SessionDirectory
@@ -45,7 +45,8 @@ class Copies:
             tenant, digest = request.tenant_id, request.weights_access_digest
             source = await self._artifacts.find(request.source_path, tenant, digest, "source_path")
             copy = await self._made(run_id, source, request)
-        facts = RunFacts(copy.meta.base_model, copy.meta.layout)
+        metadata = await self._metadata(request)
+        facts = RunFacts(copy.meta.base_model, copy.meta.layout, metadata)
         await self._store.add_run(
             request.tenant_id,
             run_id,
@@ -55,6 +56,11 @@ class Copies:
         )
         await register(self._store, copy)
         return str(copy.path)
+
+    async def _metadata(self, request: pb.CopyCheckpointRequest) -> str:
+        """Of the source's run, which tells a recipe how to go on; another tenant's stays its own."""
+        source = await self._store.run(request.tenant_id, parse_tinker_path(request.source_path).model_id)
+        return "" if source is None else source.facts.metadata
 
     async def _run_id(self, request: pb.CopyCheckpointRequest) -> str:
         """Nobody can train under it: the number is taken in its session, or the session exists nowhere."""
