@@ -10,6 +10,7 @@ from typing import Any
 import jwt
 import msgspec
 import pytest
+from tinker.cli.auth_api import SelfApiKeyResponse
 from tinkermesh.v1 import tenants_pb2 as pb
 
 from services.common.errors import Busy
@@ -128,6 +129,7 @@ async def test_own_key_is_described_and_deleted(client: Client, scheduler: FakeS
     made = store(scheduler, pepper, STORED, "active", "tenant-x", label="laptop")
     own = with_credential(client, STORED)
     me = (await own.request("GET", "auth/apikey/me")).json()
+    SelfApiKeyResponse.model_validate(me)
     assert me["name"] == "laptop" and isinstance(me["key_id"], int) and "tenant-x" in me["note"]
     assert me["details"]["org_details"]["name"] == "tenant-x"
     assert (await own.request("DELETE", "auth/apikey/me")).status_code == 204
