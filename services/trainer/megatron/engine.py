@@ -66,7 +66,6 @@ class MegatronEngine:
         """Joins the process group and loads the base. Raises InvalidInput for what is not supported."""
         if config.threads:
             torch.set_num_threads(config.threads)
-        keep_freed_memory()
         self.config = config
         self.runtime = start_runtime(config.parallelism, rank, world, config.init_method)
         self.facts = read_architecture(config.model_dir)
@@ -77,6 +76,7 @@ class MegatronEngine:
         head = OutputHead(model.output_layer.weight, self.runtime, config.logits_memory_bytes)
         self.slots = SlotTable(config.slots, self.runtime.device, dtype)
         self._passes = PassRunner(model, head, routing, self.slots, self.facts, self.runtime, config.micro_batch_tokens)
+        keep_freed_memory()  # from here on: what loading has freed goes back
 
     def init_slot(self, slot: int, layout: Layout, seed: int) -> None:
         names = self._check_layout(layout)
