@@ -14,7 +14,18 @@ HERE = Path(__file__).parent
 SCRIPT_SECONDS = 1800.0
 
 # Modules with ``run(quick: bool) -> list[Figure]``; imported only when they run.
-MODULES = ("idle", "memory", "latency", "throughput", "wakeup", "decode", "catalog", "fair_share", "mesh_packing")
+MODULES = (
+    "idle",
+    "memory",
+    "latency",
+    "throughput",
+    "wakeup",
+    "burst",
+    "decode",
+    "catalog",
+    "fair_share",
+    "mesh_packing",
+)
 
 Run = Callable[[bool], list[Figure]]
 
