@@ -52,17 +52,39 @@ class KeyFile(msgspec.Struct):
     keys: dict[str, KeyEntry] = {}
 
 
-def load_pepper(path: Path, *, create: bool = False) -> bytes:
-    """32 or more secret bytes. Raises InvalidInput when the file is missing or too short."""
+class Pepper(bytes):
+    """The secret that is used now; `former` ones still vouch for what was made under them."""
+
+    former: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of(cls, current: bytes, *former: bytes) -> Pepper:
+        made = cls(current)
+        made.former = former
+        return made
+
+
+def load_pepper(path: Path, *, create: bool = False) -> Pepper:
+    """32 or more secret bytes, in text form one to a line: the current pepper, then former ones.
+
+    Raises InvalidInput when the file is missing or one is too short.
+    """
     if create and not path.exists():
         _write_private(path, secrets.token_hex(32).encode())
     try:
-        pepper = path.read_bytes().strip()
+        content = path.read_bytes().strip()
     except OSError as error:
         raise InvalidInput(f"pepper file {path.name}: {error.strerror}") from error
-    if len(pepper) < 32:
-        raise InvalidInput(f"pepper file {path.name} holds fewer than 32 bytes")
-    return pepper
+    peppers = [line.strip() for line in content.splitlines()] if content.isascii() else [content]
+    peppers = [pepper for pepper in peppers if pepper] or [b""]
+    if any(len(pepper) < 32 for pepper in peppers):
+        raise InvalidInput(f"pepper file {path.name} holds fewer than 32 bytes (in a line)")
+    return Pepper.of(*peppers)
+
+
+def peppers_of(pepper: bytes) -> tuple[bytes, ...]:
+    """The current one first."""
+    return (pepper, *pepper.former) if isinstance(pepper, Pepper) else (pepper,)
 
 
 def digest(pepper: bytes, secret: str) -> str:
@@ -88,6 +110,11 @@ def ownership_mac(pepper: bytes, tenant_id: str, model_id: str, kind: str, name:
     return mac.hexdigest()
 
 
+def is_sealed(pepper: bytes, mac: str, tenant_id: str, model_id: str, kind: str, name: str) -> bool:
+    """Whether `mac` is the ownership MAC of these under the current pepper or a former one."""
+    return any(same_digest(ownership_mac(p, tenant_id, model_id, kind, name), mac) for p in peppers_of(pepper))
+
+
 def same_digest(left: str, right: str) -> bool:
     return hmac.compare_digest(left.encode(), right.encode())
 
@@ -104,7 +131,8 @@ class Keyring:
 
     def tenant_of(self, key: str) -> str:
         """The tenant id behind `key`. Raises Unauthenticated."""
-        found = self.find(digest(self._pepper, key))
+        entries = (self.find(digest(pepper, key)) for pepper in peppers_of(self._pepper))
+        found = next((entry for entry in entries if entry is not None), None)
         if found is None or found.state(now_ms()) != "active":
             raise Unauthenticated(
                 "API key is not known to this mesh; set TINKER_API_KEY to a key its operator gave you"
@@ -136,9 +164,10 @@ class Keyring:
         if not key.startswith(KEY_PREFIX):
             raise InvalidInput(f"API key must start with {KEY_PREFIX!r} (the SDK insists)")
         self._refresh()
+        for pepper in peppers_of(self._pepper):
+            if (known := self._keys.get(digest(pepper, key))) is not None:
+                return known.tenant_id
         wanted = digest(self._pepper, key)
-        if (known := self._keys.get(wanted)) is not None:
-            return known.tenant_id
         entry = KeyEntry(tenant_id or str(uuid.uuid4()), label, now_ms(), expires_ms)
         self.put(wanted, entry)
         return entry.tenant_id

@@ -9,7 +9,7 @@ from tinkermesh.v1 import tenants_pb2 as pb
 
 from services.common.clock import now_ms
 from services.common.errors import InvalidInput, Unauthenticated, Unavailable
-from services.common.keyring import KeyEntry, Keyring, digest, key_id
+from services.common.keyring import KeyEntry, Keyring, digest, key_id, peppers_of
 from services.gateway.errors import InvalidToken
 from services.gateway.tokens import PREFIX, Tokens
 from services.gateway.upstream.keys import KeyAnswers
@@ -43,7 +43,11 @@ class Authenticator:
             raise Unauthenticated("no API key: send it as X-API-Key, or as Authorization: Bearer <key>")
         if self._tokens is not None and credential.startswith(PREFIX):
             return await self._of_token(self._tokens, credential)
-        return await self._of_key(digest(self._pepper, credential))
+        digests = [digest(pepper, credential) for pepper in peppers_of(self._pepper)]
+        for key_digest in digests[:-1]:  # a key that was made under a former pepper is good until it is replaced
+            if await self._is_known(key_digest):
+                return await self._of_key(key_digest)
+        return await self._of_key(digests[-1])
 
     def access_digest(self, token: str | None) -> str:
         """Keyed digest of a weights_access_token; "" when there is none."""
@@ -52,7 +56,11 @@ class Authenticator:
     def forget(self, wanted_id: str, headers: Mapping[str, str]) -> None:
         """This key has just changed: ask anew."""
         credential = headers.get("x-api-key", "").strip() or _bearer(headers.get("authorization", ""))
-        self._answers.forget(wanted_id, digest(self._pepper, credential))
+        self._answers.forget(wanted_id, *(digest(pepper, credential) for pepper in peppers_of(self._pepper)))
+
+    async def _is_known(self, key_digest: str) -> bool:
+        reply = await self._answers.of_digest(key_digest)
+        return reply.state != "unknown" or self._in_file(key_digest) is not None
 
     async def _of_key(self, key_digest: str) -> Caller:
         reply = await self._answers.of_digest(key_digest)
@@ -80,11 +88,14 @@ class Authenticator:
             raise Unauthenticated(_ended(pb.ResolveKeyReply(state=state)))
         return Caller(entry.tenant_id, key_id(key_digest), entry.label)
 
-    def _file_entry(self, key_digest: str) -> KeyEntry:
+    def _in_file(self, key_digest: str) -> KeyEntry | None:
         try:
-            entry = self._keyring.find(key_digest)
+            return self._keyring.find(key_digest)
         except InvalidInput as error:  # the operator's file, not the caller's fault
             raise Unavailable(f"API keys cannot be checked now: {error.message}") from error
+
+    def _file_entry(self, key_digest: str) -> KeyEntry:
+        entry = self._in_file(key_digest)
         if entry is None:
             raise Unauthenticated(
                 "API key is not known to this mesh; set TINKER_API_KEY to a key its operator gave you"

@@ -23,7 +23,7 @@ from services.common import store
 from services.common.artifact_meta import decode_meta
 from services.common.clock import now_ms
 from services.common.errors import Forbidden, InvalidInput, MissingResource
-from services.common.keyring import ownership_mac, same_digest
+from services.common.keyring import is_sealed
 from services.common.tinker_path import KINDS, TinkerPath, check_name, parse_tinker_path
 from services.scheduler.shared_store import in_store
 from services.scheduler.store.catalog import CatalogStore
@@ -125,8 +125,7 @@ class Artifacts:
     def _read_version(self, path: TinkerPath, directory: Path) -> Artifact:
         raw = store.read_meta(directory, path)
         meta = _meta(raw, path)
-        expected = ownership_mac(self.pepper, meta.tenant_id, path.model_id, path.kind, path.name)
-        if not same_digest(expected, meta.ownership_mac):
+        if not is_sealed(self.pepper, meta.ownership_mac, meta.tenant_id, path.model_id, path.kind, path.name):
             raise InvalidInput(f"{path}: its metadata does not carry this mesh's seal; it was changed or moved by hand")
         copied_from = str(raw.get("copied_from", ""))
         return Artifact(path, directory, meta, _size(raw), meta.expires_unix_ms, copied_from)

@@ -138,6 +138,20 @@ async def test_own_key_is_described_and_deleted(client: Client, scheduler: FakeS
     assert await capabilities(own) == 401, "this gateway asks anew at once"
 
 
+@pytest.mark.parametrize("stored", [True, False], ids=["by the mesh", "in the file"])
+async def test_a_key_from_before_a_new_pepper_still_works_SEC_03(
+    settings: Settings, scheduler: FakeScheduler, tenants: Tenants, pepper: bytes, stored: bool
+) -> None:
+    if stored:
+        store(scheduler, pepper, STORED, "active", "tenant-x")
+    tenants.pepper_file.write_text("f" * 64 + "\n" + pepper.decode())
+    async with running(settings) as (http, gateway):
+        own = Client(http, gateway, STORED if stored else KEY)
+        me = (await own.request("GET", "auth/apikey/me")).json()
+        assert me["details"]["org_details"]["name"] == ("tenant-x" if stored else tenants.first)
+        assert await capabilities(Client(http, gateway, "tml-SECRET-nobody")) == 401
+
+
 # ---- tokens ------------------------------------------------------------------------------
 
 

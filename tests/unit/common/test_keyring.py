@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import InvalidInput, Unauthenticated
-from services.common.keyring import Keyring, load_pepper, ownership_mac
+from services.common.keyring import Keyring, is_sealed, load_pepper, ownership_mac
 
 KEY = "tml-SECRET-0123456789"
 
@@ -53,6 +53,39 @@ def test_another_pepper_knows_no_key_SEC_03(tmp_path: Path, pepper: bytes) -> No
     other = load_pepper(tmp_path / "other", create=True)
     with pytest.raises(Unauthenticated):
         Keyring(tmp_path / "keys.json", other).tenant_of(KEY)
+
+
+def test_a_new_pepper_on_top_keeps_the_keys_and_seals_of_the_former_SEC_03(tmp_path: Path, pepper: bytes) -> None:
+    tenant = Keyring(tmp_path / "keys.json", pepper).add(KEY)
+    seal = ownership_mac(pepper, "tenant", "model", "weights", "name")
+    fresh = "f" * 64
+    (tmp_path / "pepper").write_text(f"{fresh}\n{pepper.decode()}\n")
+    both = load_pepper(tmp_path / "pepper")
+    assert both == fresh.encode() and both.former == (pepper,)
+    ring = Keyring(tmp_path / "keys.json", both)
+    assert ring.tenant_of(KEY) == tenant
+    assert ring.add(KEY) == tenant, "no second tenant for a key that is known"
+    ring.add("tml-made-now", tenant_id=tenant)
+    assert is_sealed(both, seal, "tenant", "model", "weights", "name")
+    assert not is_sealed(both, seal, "another", "model", "weights", "name")
+    (tmp_path / "pepper").write_text(fresh)
+    alone = load_pepper(tmp_path / "pepper")
+    assert not is_sealed(alone, seal, "tenant", "model", "weights", "name")
+    assert Keyring(tmp_path / "keys.json", alone).tenant_of("tml-made-now") == tenant
+    with pytest.raises(Unauthenticated):
+        Keyring(tmp_path / "keys.json", alone).tenant_of(KEY)
+
+
+@pytest.mark.parametrize("content", [b"x" * 64 + b"\nshort", b"", b"\n\n"])
+def test_every_pepper_must_be_long(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "pepper").write_bytes(content)
+    with pytest.raises(InvalidInput, match="fewer than 32"):
+        load_pepper(tmp_path / "pepper")
+
+
+def test_a_binary_pepper_is_one_whatever_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "pepper").write_bytes(b"\xff" * 20 + b"\n" + b"\xfe" * 20)
+    assert load_pepper(tmp_path / "pepper") == b"\xff" * 20 + b"\n" + b"\xfe" * 20
 
 
 def test_key_must_look_like_the_sdk_wants(tmp_path: Path, pepper: bytes) -> None:
