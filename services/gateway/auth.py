@@ -9,7 +9,7 @@ from tinkermesh.v1 import tenants_pb2 as pb
 
 from services.common.clock import now_ms
 from services.common.errors import InvalidInput, Unauthenticated, Unavailable
-from services.common.keyring import KeyEntry, Keyring, digest, key_id, peppers_of
+from services.common.keyring import KEY_PREFIX, KeyEntry, Keyring, digest, key_id, peppers_of
 from services.gateway.errors import InvalidToken
 from services.gateway.tokens import PREFIX, Tokens
 from services.gateway.upstream.keys import KeyAnswers
@@ -25,6 +25,7 @@ class Caller(NamedTuple):
 
 
 NOBODY = Caller("", "")
+_UNKNOWN = "API key is not known to this mesh; set TINKER_API_KEY to a key its operator gave you"
 
 
 class Authenticator:
@@ -43,6 +44,8 @@ class Authenticator:
             raise Unauthenticated("no API key: send it as X-API-Key, or as Authorization: Bearer <key>")
         if self._tokens is not None and credential.startswith(PREFIX):
             return await self._of_token(self._tokens, credential)
+        if not credential.startswith(KEY_PREFIX):  # no key of any mesh: nobody needs to be asked
+            raise Unauthenticated(_UNKNOWN)
         digests = [digest(pepper, credential) for pepper in peppers_of(self._pepper)]
         for key_digest in digests[:-1]:  # a key that was made under a former pepper is good until it is replaced
             if await self._is_known(key_digest):
@@ -97,9 +100,7 @@ class Authenticator:
     def _file_entry(self, key_digest: str) -> KeyEntry:
         entry = self._in_file(key_digest)
         if entry is None:
-            raise Unauthenticated(
-                "API key is not known to this mesh; set TINKER_API_KEY to a key its operator gave you"
-            )
+            raise Unauthenticated(_UNKNOWN)
         return entry
 
 

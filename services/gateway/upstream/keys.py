@@ -2,8 +2,8 @@
 
 A key is asked about again once its answer is `FRESH_SECONDS` old, so a revoked one is refused soon
 everywhere. While no scheduler can be reached the last answer stands: nothing is admitted then, and
-open polls are to be told that the mesh recovers. That a key is unknown is remembered only when the
-gateway's own file knows it.
+open polls are to be told that the mesh recovers. That a key is unknown stands for `UNKNOWN_SECONDS`,
+apart from what is known: who tries keys neither asks the scheduler each time nor displaces the others.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ LOOKUP_SECONDS = 5.0
 AWAY_SECONDS = 1.0  # after a failed renewal nothing is asked anew for so long
 RENEWAL_SECONDS = 0.5  # for an answer that may stand
 REMEMBERED = 16_384
+UNKNOWN_SECONDS = 1.0  # a key made meanwhile works after so long
+UNKNOWN_REMEMBERED = 4_096
 
 
 class _Answer(NamedTuple):
@@ -54,6 +56,7 @@ class KeyAnswers:
     def __init__(self, client: TenantsClient) -> None:
         self._client = client
         self._recent: Recent[str, _Answer] = Recent(REMEMBERED)
+        self._unknown: Recent[str, float] = Recent(UNKNOWN_REMEMBERED)  # when each was last asked about
         self._away_until = 0.0
         self._asking: dict[str, asyncio.Task[pb.ResolveKeyReply]] = {}
 
@@ -65,14 +68,19 @@ class KeyAnswers:
         return await self._answer(key_id, pb.ResolveKeyRequest(key_id=key_id))
 
     def remember(self, reference: str, reply: pb.ResolveKeyReply) -> None:
+        self._unknown.drop(reference)
         self._recent.put(reference, _Answer(reply, time.monotonic()))
 
     def forget(self, *references: str) -> None:
         """Ask anew at the next use."""
         for reference in references:
+            self._unknown.drop(reference)
             self._recent.drop(reference)
 
     async def _answer(self, reference: str, request: pb.ResolveKeyRequest) -> pb.ResolveKeyReply:
+        asked_at = self._unknown.get(reference)
+        if asked_at is not None and time.monotonic() - asked_at < UNKNOWN_SECONDS:
+            return pb.ResolveKeyReply(state="unknown")
         held = self._recent.get(reference)
         age = time.monotonic() - held.at if held is not None else OUTAGE_SECONDS
         if held is not None and age < FRESH_SECONDS:
@@ -99,6 +107,7 @@ class KeyAnswers:
         reply = await self._client.resolve(request, seconds)
         if reply.state == "unknown":
             self.forget(reference)
+            self._unknown.put(reference, time.monotonic())
         else:
             self.remember(reference, reply)
         return reply

@@ -151,6 +151,16 @@ async def test_no_key_is_401_on_every_route(client: Client, model: str, session:
 # ---- sessions ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("body", [{"project_id": ""}, {"project_id": "p" * 1025}, {"project_id": None}, {}])
+async def test_a_session_is_assigned_to_a_project_that_has_a_name(
+    client: Client, scheduler: FakeScheduler, session: str, body: dict[str, Any]
+) -> None:
+    answer = await send(client, "PUT", f"sessions/{session}/project", body)
+    assert answer.status_code == 400
+    assert "project_id" in answer.json()["detail"]
+    assert not scheduler.catalog.asked
+
+
 async def test_a_session_is_described_with_its_metadata_and_name(client: Client, session: str) -> None:
     answer = (await send(client, "GET", f"sessions/{session}")).json()
     assert (answer["user_metadata"], answer["display_name"]) == ({"a": "b"}, "name")

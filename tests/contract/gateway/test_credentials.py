@@ -101,6 +101,43 @@ async def test_revoked_key_is_refused_within_the_documented_bound(
     assert await capabilities(client) == 401
 
 
+async def test_unknown_key_is_asked_about_once_a_second_and_works_once_made(
+    client: Client, scheduler: FakeScheduler, pepper: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = with_credential(client, STORED)
+    assert [await capabilities(caller) for _ in range(5)] == [401] * 5
+    assert scheduler.tenants.asked == 1
+    store(scheduler, pepper, STORED, "active", "tenant-x")
+    assert keys.UNKNOWN_SECONDS <= 1.0, "docs/tenants.md promises a second"
+    now = time.monotonic()
+    monkeypatch.setattr(keys.time, "monotonic", lambda: now + keys.UNKNOWN_SECONDS + 0.01)
+    assert await capabilities(caller) == 200
+
+
+async def test_unknown_keys_displace_no_known_one(
+    client: Client, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = client.gateway.auth._answers
+    monkeypatch.setattr(answers, "_recent", keys.Recent(1))
+    monkeypatch.setattr(answers, "_unknown", keys.Recent(2))
+    assert await capabilities(client) == 200
+    for number in range(4):
+        assert await capabilities(with_credential(client, f"tml-SECRET-tried-{number}")) == 401
+    asked = scheduler.tenants.asked
+    assert await capabilities(client) == 200
+    assert scheduler.tenants.asked == asked, "still remembered"
+    assert await capabilities(with_credential(client, "tml-SECRET-tried-0")) == 401
+    assert scheduler.tenants.asked == asked + 1, "the oldest of the unknown is forgotten"
+
+
+@pytest.mark.parametrize("credential", ["sk-SECRET", "TML-SECRET", "eyJ.no.token", "x" * 10_000])
+async def test_what_cannot_be_a_key_is_refused_unasked(
+    client: Client, scheduler: FakeScheduler, credential: str
+) -> None:
+    assert await capabilities(with_credential(client, credential)) == 401
+    assert scheduler.tenants.asked == 0
+
+
 async def test_expiry_is_kept_to_the_second_even_by_a_remembered_answer(
     client: Client, scheduler: FakeScheduler, pepper: bytes
 ) -> None:
