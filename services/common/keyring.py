@@ -11,11 +11,14 @@ on a key goes before the file's (services/scheduler/tenancy).
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import os
 import secrets
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +49,14 @@ class KeyEntry(msgspec.Struct, frozen=True, omit_defaults=True):
             return "revoked"
         return "expired" if self.expires_ms and self.expires_ms <= now_ms else "active"
 
+    def ending(self, expires_ms: int) -> KeyEntry:
+        """Never later than it would have ended anyway."""
+        return msgspec.structs.replace(self, expires_ms=min(self.expires_ms or expires_ms, expires_ms))
+
+    def revoked(self, at_ms: int) -> KeyEntry:
+        """The first revocation's time stays."""
+        return msgspec.structs.replace(self, revoked_ms=self.revoked_ms or at_ms)
+
 
 class KeyFile(msgspec.Struct):
     scheme: str = SCHEME
@@ -70,7 +81,9 @@ def load_pepper(path: Path, *, create: bool = False) -> Pepper:
     Raises InvalidInput when the file is missing or one is too short.
     """
     if create and not path.exists():
-        _write_private(path, secrets.token_hex(32).encode())
+        with _only_writer(path):
+            if not path.exists():
+                _write_private(path, secrets.token_hex(32).encode())
     try:
         content = path.read_bytes().strip()
     except OSError as error:
@@ -167,16 +180,19 @@ class Keyring:
         for pepper in peppers_of(self._pepper):
             if (known := self._keys.get(digest(pepper, key))) is not None:
                 return known.tenant_id
-        wanted = digest(self._pepper, key)
-        entry = KeyEntry(tenant_id or str(uuid.uuid4()), label, now_ms(), expires_ms)
-        self.put(wanted, entry)
-        return entry.tenant_id
+        fresh = KeyEntry(tenant_id or str(uuid.uuid4()), label, now_ms(), expires_ms)
+        return self.change(digest(self._pepper, key), lambda held: held or fresh).tenant_id
 
-    def put(self, key_digest: str, entry: KeyEntry) -> None:
-        """Store `entry` under its digest, in place of what was there."""
-        self._refresh()
-        self._set({**self._keys, key_digest: entry})
-        _write_private(self._path, msgspec.json.format(msgspec.json.encode(KeyFile(keys=self._keys))))
+    def change(self, key_digest: str, change: Callable[[KeyEntry | None], KeyEntry]) -> KeyEntry:
+        """Replaces the entry by what `change` makes of it; other processes' changes are not lost."""
+        with _only_writer(self._path):
+            self._refresh()
+            held = self._keys.get(key_digest)
+            made = change(held)
+            if made != held:
+                self._set({**self._keys, key_digest: made})
+                _write_private(self._path, msgspec.json.format(msgspec.json.encode(KeyFile(keys=self._keys))))
+        return made
 
     def _set(self, keys: dict[str, KeyEntry]) -> None:
         self._keys = keys
@@ -202,6 +218,18 @@ class Keyring:
             )
         self._set(content.keys)
         self._stamp = stamp
+
+
+@contextmanager
+def _only_writer(path: Path) -> Iterator[None]:
+    """One process at a time changes `path`; the file itself is replaced, so the lock is a file beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write_private(path: Path, data: bytes) -> None:

@@ -14,7 +14,7 @@ from tinkermesh.v1.tenants_pb2_grpc import TenantsStub
 
 from services.common.clock import now_ms
 from services.common.errors import InvalidInput, Unavailable, UnknownId, from_rpc_error
-from services.common.keyring import KeyEntry, Keyring, digest, key_id, load_pepper, new_secret
+from services.common.keyring import Keyring, digest, key_id, load_pepper, new_secret
 
 CALL_SECONDS = 10.0
 
@@ -77,24 +77,24 @@ class FileKeys:
         if (state := old.state(now_ms())) != "active":
             raise InvalidInput(f"key {wanted} is {state}; create a new one for tenant {old.tenant_id}")
         made = self.create(old.tenant_id, old.label, expires_seconds)
-        ends = now_ms() + 1000 * grace_seconds
-        ended = {"expires_ms": min(old.expires_ms or ends, ends)} if grace_seconds else {"revoked_ms": now_ms()}
-        self._put(found, old, **ended)
+        now = now_ms()
+        self._ring.change(
+            found,
+            lambda held: (
+                (held or old).ending(now + 1000 * grace_seconds) if grace_seconds else (held or old).revoked(now)
+            ),
+        )
         return made
 
     def revoke(self, wanted: str) -> pb.KeyReport:
         found = self._found(wanted)
         entry = self._ring.entries()[found]
-        self._put(found, entry, revoked_ms=entry.revoked_ms or now_ms())
+        self._ring.change(found, lambda held: (held or entry).revoked(now_ms()))
         return self._report(found)
 
     def keys(self, tenant: str) -> list[pb.KeyReport]:
         entries = self._ring.entries()
         return [self._report(found) for found, entry in entries.items() if tenant in ("", entry.tenant_id)]
-
-    def _put(self, found: str, entry: KeyEntry, **changes: int) -> None:
-        times = {"created_ms": entry.created_ms, "expires_ms": entry.expires_ms, "revoked_ms": entry.revoked_ms}
-        self._ring.put(found, KeyEntry(entry.tenant_id, entry.label, **{**times, **changes}))
 
     def _found(self, wanted: str) -> str:
         found = self._ring.digest_of(wanted)

@@ -22,15 +22,21 @@ class Results:
     async def whole(self, request_id: str, tenant_id: str) -> bytes:
         """A settled request's serialized v1.Result. Raises Gone, Forbidden, Pending."""
         request = _parsed(request_id)
-        head = (await self._reader.heads([request]))[0]
-        if head is None:
-            raise Gone(f"request_id {request_id} is unknown or its result has expired")
+        head = await self._head(request)
         if head.tenant_id != tenant_id:
             raise Forbidden(f"request_id {request_id} belongs to another tenant")
         if not head.settled:
             raise Pending(f"request_id {request_id} is not settled yet")
         parts = (await self._reader.results([request]))[0]
+        if parts.missing:  # gone if it expired since its head was read
+            await self._head(request)
         return await self._assemble(request, parts)
+
+    async def _head(self, request: RequestId) -> Head:
+        head = (await self._reader.heads([request]))[0]
+        if head is None:
+            raise Gone(f"request_id {request} is unknown or its result has expired")
+        return head
 
     async def answers(self, requests: Sequence[RequestId]) -> list[tuple[Head | None, types.Result | None]]:
         """What decides each request's answer, and its result where it is settled and small; `whole` reads others."""

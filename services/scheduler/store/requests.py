@@ -101,6 +101,10 @@ class ResultParts:
         """A later, whole answer (such as "expired") replaces what lies in segments."""
         return self.whole is None and self.upload != ""
 
+    @property
+    def missing(self) -> bool:
+        return self.whole is None and not self.upload and not self.batch
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -15,7 +16,16 @@ from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
 from services.scheduler.tenancy.records import TenantRecord
 
+R = TypeVar("R", KeyEntry, TenantRecord)
+
+log = logging.getLogger(__name__)
+
 SWAPS = 10
+
+# A record that cannot be read stands for these: its key admits nobody (not even where the key file
+# knows it: the record may have said that it was revoked), its tenant has what all have.
+UNREADABLE_KEY = KeyEntry("", "its record cannot be read", revoked_ms=1)
+UNREADABLE_TENANT = TenantRecord()
 
 
 class Stored(NamedTuple):
@@ -45,24 +55,24 @@ class TenancyStore:
             version, key_rows, tenant_rows = await pipe.execute()
         return Stored(
             int(version or 0),
-            {name.decode(): msgspec.json.decode(row, type=KeyEntry) for name, row in key_rows.items()},
-            {name.decode(): msgspec.json.decode(row, type=TenantRecord) for name, row in tenant_rows.items()},
+            _records(key_rows, UNREADABLE_KEY),
+            _records(tenant_rows, UNREADABLE_TENANT),
         )
 
     async def change_key(self, digest: str, change: Callable[[KeyEntry | None], KeyEntry]) -> KeyEntry:
         """Replaces the record by what `change` makes of it. Raises what `change` raises, Unavailable."""
-        return cast("KeyEntry", await self._change(keys.KEYS, digest, KeyEntry, change))
+        return cast("KeyEntry", await self._change(keys.KEYS, digest, UNREADABLE_KEY, change))
 
     async def change_tenant(
         self, tenant_id: str, change: Callable[[TenantRecord | None], TenantRecord]
     ) -> TenantRecord:
-        return cast("TenantRecord", await self._change(keys.TENANTS, tenant_id, TenantRecord, change))
+        return cast("TenantRecord", await self._change(keys.TENANTS, tenant_id, UNREADABLE_TENANT, change))
 
-    async def _change(self, table: str, field: str, kind: type, change: Callable[[Any], Any]) -> Any:
+    async def _change(self, table: str, field: str, unreadable: Any, change: Callable[[Any], Any]) -> Any:
         for _ in range(SWAPS):
             with reaching_redis():
                 held = await self._redis.hget(table, field) or b""
-            made = change(msgspec.json.decode(held, type=kind) if held else None)
+            made = change(_record(field, held, unreadable) if held else None)
             encoded = msgspec.json.encode(made)
             if await self._call("tenancy_swap", [table, keys.TENANCY_VERSION], field, held, encoded):
                 return made
@@ -89,3 +99,16 @@ class TenancyStore:
             fields, samples, (seconds, micros) = await pipe.execute()
         found = {name.decode(): float(value) for name, value in fields.items()}
         return {**found, "samples": float(samples or 0), "now_ms": int(seconds) * 1000 + int(micros) // 1000}
+
+
+def _records(rows: Mapping[bytes, bytes], unreadable: R) -> dict[str, R]:
+    names = {field.decode(errors="replace"): row for field, row in rows.items()}
+    return {name: _record(name, row, unreadable) for name, row in names.items()}
+
+
+def _record(name: str, row: bytes, unreadable: R) -> R:
+    try:
+        return msgspec.json.decode(row, type=type(unreadable))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        log.error("the %s of %s cannot be read: %s", type(unreadable).__name__, name[:64], error)
+        return unreadable

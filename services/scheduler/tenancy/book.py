@@ -14,7 +14,7 @@ from typing import NamedTuple
 from services.common.clock import now_ms
 from services.common.errors import InvalidInput, Unavailable
 from services.common.keyring import KeyEntry, Keyring, key_id
-from services.scheduler.store.tenancy import Stored, TenancyStore
+from services.scheduler.store.tenancy import UNREADABLE_KEY, Stored, TenancyStore
 from services.scheduler.tenancy.records import DEFAULT_WEIGHT, Quotas, TenantRecord
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,8 @@ class TenantBook:
 
     def tenant_ids(self) -> list[str]:
         """Everyone with a key or a record."""
-        return sorted({known.entry.tenant_id for known in self.all_keys()} | set(self._held.tenants))
+        found = {known.entry.tenant_id for known in self.all_keys()} | set(self._held.tenants)
+        return sorted(found - {UNREADABLE_KEY.tenant_id})
 
     def weighted(self) -> Iterator[str]:
         yield from self._held.tenants

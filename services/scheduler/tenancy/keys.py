@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import uuid
 
-import msgspec
-
 from services.common.audit import AUDIT
 from services.common.clock import now_ms
 from services.common.errors import InvalidInput, UnknownId
@@ -71,10 +69,7 @@ class KeyDesk:
 
         def ended(held: KeyEntry | None) -> KeyEntry:
             entry = held or known.entry
-            if revoked_ms:
-                return msgspec.structs.replace(entry, revoked_ms=entry.revoked_ms or revoked_ms)
-            sooner = min(entry.expires_ms or expires_ms, expires_ms)
-            return msgspec.structs.replace(entry, expires_ms=sooner)
+            return entry.revoked(revoked_ms) if revoked_ms else entry.ending(expires_ms)
 
         entry = await self._store.change_key(known.digest, ended)
         await self._book.refresh()

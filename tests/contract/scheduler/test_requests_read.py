@@ -2,7 +2,9 @@
 
 import pytest
 
+from services.common.errors import ContractViolation, Gone
 from services.common.ids import RequestId
+from services.scheduler.results import Results
 from services.scheduler.store import keys
 from services.scheduler.store.requests import RequestReader
 
@@ -68,3 +70,25 @@ async def test_answers_keep_the_order_over_several_pools(reader, redis_client):
     for request in asked:
         await _row(redis_client, request, result=request.pool.encode(), result_bytes="1")
     assert [r.parts.whole for r in await reader.readings(asked, LIMIT)] == [b"b", b"a", b"c"]
+
+
+class SweptReader(RequestReader):
+    """The row goes after its head was read, as a sweep does with what has expired."""
+
+    async def results(self, requests):
+        await self._redis.delete(*(keys.req(request.pool, request.key) for request in requests))
+        return await super().results(requests)
+
+
+async def test_a_result_that_expires_between_two_reads_is_gone(redis_client, functions):
+    request = RequestId("p", KEY, 0)
+    await _row(redis_client, request, result=b"r", result_bytes="1")
+    with pytest.raises(Gone, match="expired"):
+        await Results(SweptReader(redis_client, functions)).whole(str(request), "t")
+
+
+async def test_a_settled_request_without_a_result_is_our_fault(reader, redis_client):
+    request = RequestId("p", KEY, 0)
+    await _row(redis_client, request, result_bytes="1")
+    with pytest.raises(ContractViolation):
+        await Results(reader).whole(str(request), "t")

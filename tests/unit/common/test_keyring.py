@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,36 @@ def test_another_process_sees_a_new_key(tmp_path: Path, pepper: bytes) -> None:
         reader.tenant_of(KEY)
     tenant = writer.add(KEY)
     assert reader.tenant_of(KEY) == tenant
+
+
+def test_a_change_waits_for_another_process_s_and_keeps_it(tmp_path: Path, pepper: bytes) -> None:
+    mine, theirs = (Keyring(tmp_path / "keys.json", pepper) for _ in range(2))
+    mine.add(KEY)
+    with (tmp_path / ".keys.json.lock").open() as lock, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        adding = pool.submit(mine.add, "tml-mine")
+        with pytest.raises(TimeoutError):
+            adding.result(0.2)
+        before = set(theirs.entries())
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        adding.result(10)
+    assert len(before) == 1
+    assert len(theirs.entries()) == 2
+
+
+def test_keys_added_at_once_are_all_there(tmp_path: Path, pepper: bytes) -> None:
+    def add(number: int) -> str:
+        return Keyring(tmp_path / "keys.json", pepper).add(f"tml-{number}")
+
+    with ThreadPoolExecutor(8) as pool:
+        tenants = set(pool.map(add, range(40)))
+    assert Keyring(tmp_path / "keys.json", pepper).tenants() == tenants
+    assert len(tenants) == 40
+
+
+def test_peppers_made_at_once_are_one(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(lambda _: load_pepper(tmp_path / "pepper", create=True), range(16)))) == 1
 
 
 def test_another_pepper_knows_no_key_SEC_03(tmp_path: Path, pepper: bytes) -> None:

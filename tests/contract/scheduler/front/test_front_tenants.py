@@ -11,6 +11,7 @@ from tinkermesh.v1 import tenants_pb2 as pb
 
 from services.common.errors import InvalidInput, UnknownId
 from services.common.keyring import Keyring, digest, key_id
+from services.scheduler.store import keys
 from tests.contract.scheduler.front.mesh import FrontMesh, Replica, refused, unserved_pool
 
 SOON_SECONDS = 3.0
@@ -90,6 +91,24 @@ async def test_keys_of_the_file_are_known_and_can_be_revoked(mesh: FrontMesh, tm
     await replica.tenants.RevokeKey(pb.RevokeKeyRequest(key_id=wanted))
     assert (await resolved(replica, mesh, "tml-of-the-file")).state == "revoked"
     assert ring.tenant_of("tml-of-the-file") == tenant, "the file is the operator's; the mesh's own word goes before it"
+
+
+async def test_a_record_that_cannot_be_read_admits_nobody_and_ends_nothing(
+    mesh: FrontMesh, redis_client: Redis, tmp_path: Path
+) -> None:
+    ring = Keyring(tmp_path / "keys.json", mesh.pepper)
+    tenant = ring.add("tml-of-the-file")
+    broken = digest(mesh.pepper, "tml-of-the-file")
+    replica = await mesh.replica(key_file=str(tmp_path / "keys.json"))
+    await redis_client.hset(keys.KEYS, broken, b"\xff{")
+    await redis_client.hset(keys.TENANTS, tenant, b'{"weight": "heavy"}')
+    await redis_client.incr(keys.TENANCY_VERSION)
+    await until_state(replica, mesh, "tml-of-the-file", "revoked")
+    made = (await replica.tenants.CreateKey(pb.CreateKeyRequest())).key
+    listed = (await replica.tenants.ListTenants(pb.ListTenantsRequest())).tenants
+    assert {one.tenant_id: one.weight for one in listed} == {made.tenant_id: 1.0, tenant: 1.0}
+    changed = await replica.tenants.SetTenant(pb.SetTenantRequest(tenant_id=tenant, weight=2))
+    assert changed.weight == 2.0, "a change replaces what cannot be read"
 
 
 async def test_access_tokens_made_by_the_mesh_name_their_tenant_SEC_04(mesh: FrontMesh) -> None:
