@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redis.asyncio import Redis
 from tinkermesh.v1 import scheduler_pb2 as pb
+from tinkermesh.v1 import tenants_pb2 as tenants_pb
 
 from services.common.errors import Busy
 from services.scheduler.store import keys
@@ -67,6 +68,22 @@ async def test_samples_count_their_prompt_and_all_they_may_write(mesh: FrontMesh
     async with refused(Busy, "quota tokens_per_minute"):
         await replica.scheduler.Submit(sample_request(sampler, 1))
     assert (await replica.scheduler.Submit(sample_request(sampler, 0, n=4, tokens=20))).request_id == first.request_id
+
+
+async def test_usage_is_shown_with_what_is_left_of_the_buckets_SEC_10(mesh: FrontMesh) -> None:
+    replica = await mesh.replica(quota_tokens_per_minute=60, quota_requests_per_second=0.001)
+    await unserved_pool(replica)
+    tenant = (await replica.tenants.CreateKey(tenants_pb.CreateKeyRequest())).key.tenant_id
+    before = (await replica.tenants.GetTenant(tenants_pb.GetTenantRequest(tenant_id=tenant))).usage[0]
+    assert (before.samples, before.tokens_left, before.requests_left) == (0, 60.0, 1.0)
+    sampler = await base_sampler(replica, await session(replica, tenant), tenant=tenant)
+    await replica.scheduler.Submit(sample_request(sampler, 0, tenant=tenant, n=4, tokens=20))
+    report = await replica.tenants.GetTenant(tenants_pb.GetTenantRequest(tenant_id=tenant))
+    (usage,) = report.usage
+    assert report.sessions == 1
+    assert (usage.samples, usage.open_futures, usage.models) == (1, 1, 0)
+    assert usage.queued_bytes > 0
+    assert 60 - 83 <= usage.tokens_left < 0 and usage.requests_left < 0.5
 
 
 def test_the_default_lies_above_what_one_sdk_client_has_in_flight_SAMP_12() -> None:
