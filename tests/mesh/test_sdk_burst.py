@@ -135,3 +135,17 @@ def test_polls_outlive_their_gateways_and_the_scheduler_FUT_05(fresh_mesh: MeshP
     assert [len(one.sequences[0].tokens) for one in made] == [4] * 24
     assert len({entry["request"] for entry in samples(mesh)}) == len(samples(mesh)) == 24
     service.close("success").result()
+
+
+def test_a_client_above_its_quota_is_slowed_down_and_loses_nothing_SAMP_12(tmp_path: Path) -> None:
+    """asample answers 429; the SDK waits and sends the same request again."""
+    variables = {"TINKERMESH_SCHEDULER_QUOTA_SAMPLES": "4"}
+    with MeshProcesses(tmp_path / "mesh", variables=variables) as mesh:
+        mesh.inject("sampler", [{"kind": "sample", "action": "delay_before", "times": 0, "seconds": 0.3}])
+        service = tinker.ServiceClient(base_url=mesh.base_url, api_key=mesh.api_key)
+        sampler = sampling_client(service)
+        made = [one.result().sequences[0] for one in [ask(sampler, seed) for seed in range(12)]]
+        assert len({one.sequence_id for one in made}) == 12
+        assert len(samples(mesh)) == 12
+        assert sampler.holder._sample_backoff_until is not None, "it never met a 429"
+        service.close("success").result()
