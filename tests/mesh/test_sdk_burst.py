@@ -133,7 +133,9 @@ def test_polls_outlive_their_gateways_and_the_scheduler_FUT_05(fresh_mesh: MeshP
 
     made = asyncio.run(asyncio.wait_for(all_done(), 90))
     assert [len(one.sequences[0].tokens) for one in made] == [4] * 24
-    assert len({entry["request"] for entry in samples(mesh)}) == len(samples(mesh)) == 24
+    assert len({one.sequences[0].sequence_id for one in made}) == 24
+    # One that ended while nobody held the lease may have run again; there is one future for it.
+    assert len({entry["request"] for entry in samples(mesh)}) == 24
     service.close("success").result()
 
 
