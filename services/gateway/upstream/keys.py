@@ -100,8 +100,13 @@ class KeyAnswers:
         task = self._asking.get(reference)
         if task is None:
             task = self._asking[reference] = asyncio.create_task(self._fetch(reference, request, seconds))
-            task.add_done_callback(lambda _: self._asking.pop(reference, None))
+            task.add_done_callback(lambda done: self._asked(reference, done))
         return task
+
+    def _asked(self, reference: str, done: asyncio.Task[pb.ResolveKeyReply]) -> None:
+        del self._asking[reference]
+        if not done.cancelled():
+            done.exception()  # looked at: whoever asked may have gone away meanwhile
 
     async def _fetch(self, reference: str, request: pb.ResolveKeyRequest, seconds: float) -> pb.ResolveKeyReply:
         reply = await self._client.resolve(request, seconds)
