@@ -38,11 +38,15 @@ def _nothing(step: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who publishes: `same` recognises this very publication in an earlier version's metadata."""
+    """Who publishes: `same` recognises this very publication in an earlier version's metadata.
+
+    `alone`: no other attempt to publish the name can still be at it, so what one left half-way is removed.
+    """
 
     overwrite: bool
     term: int
     same: Callable[[dict[str, Any]], bool]
+    alone: bool = True
 
 
 def public_path(root: Path, directory: str) -> Path:
@@ -76,13 +80,17 @@ def check_free(public: Path, claim: Claim) -> None:
 def publish(public: Path, fill: Callable[[Path], None], claim: Claim, *, reached: Reached = _nothing) -> Path:
     """Writes a new version by `fill` and makes `public` name it; answers the version directory.
 
+    Of several attempts at once to publish the same without `overwrite`, the first to link its version
+    wins, and all answer that one.
+
     Raises InvalidInput or StaleFence as `check_free`, OSError when the store cannot take it;
     the public name is then what it was before.
     """
     if not claim.overwrite and (earlier := _own_version(public, claim)) is not None:
         return earlier
     _make_parents(public.parent)
-    discard_residue(public)
+    if claim.alone:
+        discard_residue(public)
     unique = uuid.uuid4().hex
     temporary = public.parent / f"{TEMPORARY_PREFIX}{public.name}_{unique}"
     version = public.parent / f"{VERSION_PREFIX}{public.name}_{unique}"
@@ -96,11 +104,10 @@ def publish(public: Path, fill: Callable[[Path], None], claim: Claim, *, reached
             return earlier
         _seal(temporary, version)
         reached("renamed")
-        _swing(public, version, claim, reached)
+        return _swing(public, version, claim, reached)
     except BaseException:
         _clean_up(public, temporary, version)
         raise
-    return version
 
 
 def _seal(temporary: Path, version: Path) -> None:
@@ -142,27 +149,43 @@ def collect_garbage(parent: Path, grace_seconds: float, now: float | None = None
     return removed
 
 
-def _swing(public: Path, version: Path, claim: Claim, reached: Reached) -> None:
-    """Makes `public` a relative link to `version`; the last look at who holds the name is here."""
+def _swing(public: Path, version: Path, claim: Claim, reached: Reached) -> Path:
+    """Makes `public` a relative link to `version`; the last look at who holds the name is here.
+
+    Answers what it names then: another attempt's version, if that was first and `claim` does not overwrite.
+    """
     check_free(public, claim)
-    if public.is_symlink():
-        with contextlib.suppress(FileNotFoundError):
-            os.utime(public.resolve())  # its grace period starts now
-        link = public.parent / f"{TEMPORARY_PREFIX}{public.name}_{uuid.uuid4().hex}"
-        link.symlink_to(version.name)
-        reached("linked")
-        link.replace(public)
+    if not claim.overwrite:
+        if (first := _link_new(public, version, claim)) != version:
+            _discard(version)
+            return first
+    elif public.is_symlink():
+        _replace_link(public, version, reached)
     else:
-        _link_new(public, version)
+        _link_new(public, version, claim)
     _sync(public.parent)
     reached("published")
+    return version
 
 
-def _link_new(public: Path, version: Path) -> None:
+def _replace_link(public: Path, version: Path, reached: Reached) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.utime(public.resolve())  # its grace period starts now
+    link = public.parent / f"{TEMPORARY_PREFIX}{public.name}_{uuid.uuid4().hex}"
+    link.symlink_to(version.name)
+    reached("linked")
+    link.replace(public)
+
+
+def _link_new(public: Path, version: Path, claim: Claim) -> Path:
+    """What `public` names afterwards."""
     try:
         public.symlink_to(version.name)  # fails if another took the name since the look
     except FileExistsError as error:
+        if not claim.overwrite and (first := _own_version(public, claim)) is not None:
+            return first
         raise InvalidInput(f"name {public.name!r} was taken a moment ago; pick another name") from error
+    return version
 
 
 def _own_version(public: Path, claim: Claim) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -15,10 +14,10 @@ from tinkermesh.v1 import trainer_pb2
 from services.common import store as layout
 from services.common.artifact_meta import encode_meta
 from services.common.clock import now_ms
-from services.common.errors import InvalidInput, KeyConflict
+from services.common.errors import KeyConflict
 from services.common.ids import ModelId, key_hash
 from services.common.keyring import ownership_mac
-from services.common.publish import Claim, public_path, publish
+from services.common.publish import Claim, collect_garbage, public_path, publish
 from services.common.tinker_path import TinkerPath, parse_tinker_path
 from services.scheduler.artifacts import Artifact, Artifacts
 from services.scheduler.catalog.registrar import register
@@ -26,6 +25,9 @@ from services.scheduler.session_directory import COPY, SessionDirectory
 from services.scheduler.shared_store import in_store
 from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.catalog_entries import RunFacts
+
+RESIDUE_SECONDS = 3600.0
+"""A retry may come while an earlier attempt still copies, on any replica; nothing younger is anybody's residue."""
 
 
 class Copies:
@@ -74,10 +76,12 @@ class Copies:
         return str(ModelId(request.session_id, seq_id))
 
     async def _earlier(self, run_id: str, request: pb.CopyCheckpointRequest) -> Artifact | None:
-        """What an earlier attempt made. Raises KeyConflict when that was a copy of something else."""
+        """What an earlier attempt made. Raises KeyConflict when that was another copy."""
         for artifact in await self._artifacts.of_run(run_id):
             if artifact.copied_from != request.source_path:
                 raise KeyConflict(f"this key already made {artifact.path}; use another one for {request.source_path}")
+            if _lifetime_ms(artifact.meta) != _asked_lifetime_ms(request):
+                raise KeyConflict(f"this key already made {artifact.path} with another ttl_seconds; use another key")
             return artifact
         return None
 
@@ -97,8 +101,18 @@ def _meta(
     meta.tenant_id, meta.model_id = request.tenant_id, path.model_id
     meta.ownership_mac = ownership_mac(pepper, request.tenant_id, path.model_id, path.kind, path.name)
     meta.created_unix_ms = now
-    meta.expires_unix_ms = now + request.ttl_seconds * 1000 if request.HasField("ttl_seconds") else 0
+    lifetime = _asked_lifetime_ms(request)
+    meta.expires_unix_ms = now + lifetime if lifetime else 0
     return meta
+
+
+def _asked_lifetime_ms(request: pb.CopyCheckpointRequest) -> int:
+    """0 = for ever."""
+    return request.ttl_seconds * 1000 if request.HasField("ttl_seconds") else 0
+
+
+def _lifetime_ms(meta: trainer_pb2.ArtifactMeta) -> int:
+    return meta.expires_unix_ms - meta.created_unix_ms if meta.expires_unix_ms else 0
 
 
 def _write(root: Path, path: TinkerPath, source: Artifact, meta: trainer_pb2.ArtifactMeta) -> None:
@@ -111,9 +125,11 @@ def _write(root: Path, path: TinkerPath, source: Artifact, meta: trainer_pb2.Art
         stored = layout.read_meta(source.directory, source.path) | encode_meta(meta) | {"copied_from": origin}
         (directory / layout.META_FILE).write_text(json.dumps(stored, indent=1, sort_keys=True))
 
-    claim = Claim(overwrite=False, term=0, same=lambda stored: stored.get("copied_from") == origin)
-    with contextlib.suppress(InvalidInput):  # the same copy, made a moment ago by another attempt
-        publish(public_path(root, layout.public_directory(path)), fill, claim)
+    public = public_path(root, layout.public_directory(path))
+    if public.parent.is_dir():
+        collect_garbage(public.parent, RESIDUE_SECONDS)  # of attempts whose process died
+    claim = Claim(overwrite=False, term=0, same=lambda stored: stored.get("copied_from") == origin, alone=False)
+    publish(public, fill, claim)
 
 
 def _share(source: Path, target: Path) -> None:

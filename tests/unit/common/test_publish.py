@@ -243,3 +243,45 @@ def test_snapshot_versions_are_kept_even_without_a_name(tmp_path: Path):
     public.unlink()
     assert collect_garbage(public.parent, grace_seconds=0, now=time.time() + 10) == []
     assert version.is_dir()
+
+
+def test_attempts_at_once_to_publish_the_same_all_answer_the_first_version_IDEM_01(public: Path):
+    """None sweeps another's half-written files, as a retry does while a slow first attempt still copies."""
+    count = 6
+    together = threading.Barrier(count)
+    claim = Claim(overwrite=False, term=0, same=lambda stored: stored.get("term") == 7, alone=False)
+    answers: list[object] = []
+
+    def write(number: int):
+        def half(directory: Path) -> None:
+            together.wait(20)
+            fill(number, term=7)(directory)
+
+        return half
+
+    def attempt(number: int) -> None:
+        try:
+            answers.append(publish(public, write(number), claim))
+        except (InvalidInput, OSError) as error:
+            answers.append(error)
+
+    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert answers == [public.resolve()] * count
+    seen(public)
+    assert sorted(entry.name for entry in public.parent.iterdir()) == sorted(["a", public.resolve().name])
+
+
+def test_a_name_that_another_publication_took_meanwhile_is_refused_CKPT_05(public: Path):
+    shared = Claim(overwrite=False, term=1, same=lambda stored: False, alone=False)
+
+    def write(directory: Path) -> None:
+        publish(public, fill(2), shared)
+        fill(1)(directory)
+
+    with pytest.raises(InvalidInput, match="exists already"):
+        publish(public, write, shared)
+    assert seen(public) == 2
