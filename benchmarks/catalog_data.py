@@ -83,9 +83,11 @@ class Catalogs:
             self._write(path)
             await self.store.add_checkpoint(tenant_id, _entry(path, CREATED_MS, ends=1), FACTS)
         sweeper = CatalogSweeper(self.store, Artifacts(self._root, b"", lambda _digest: "", self.store))
-        started, swept = time.monotonic(), 0
-        while swept < due:
-            swept += await sweeper.sweep()
+        started, left = time.monotonic(), due
+        while left > 0:
+            if not (swept := await sweeper.sweep()):
+                raise RuntimeError(f"{left} of {due} expired checkpoints were not swept")
+            left -= swept
         return time.monotonic() - started
 
     def _write(self, path: TinkerPath) -> None:

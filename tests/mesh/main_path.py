@@ -17,11 +17,16 @@ async def accepted(client: WireClient, path: str, body: Body) -> Json:
     return dict(answer.json())
 
 
+async def outcome(client: WireClient, path: str, body: Body) -> Json:
+    """What became of a command, in JSON: success or failure."""
+    return dict(await client.future((await accepted(client, path, body))["request_id"]))
+
+
 async def done(client: WireClient, path: str, body: Body) -> Json:
     """The outcome of a command; it must have succeeded."""
-    result = await client.future((await accepted(client, path, body))["request_id"])
+    result = await outcome(client, path, body)
     assert "error" not in result, result
-    return dict(result)
+    return result
 
 
 def create_model(session: str, number: int = 0, **lora: object) -> Json:
@@ -52,17 +57,35 @@ async def saved(client: WireClient, model: str, seq_id: int, name: str, route: s
 
 async def base_sampler(client: WireClient, session: str, number: int = 0, base_model: str = BASE_MODEL) -> str:
     """A new sampling session's id."""
-    body = {"session_id": session, "sampling_session_seq_id": number, "base_model": base_model}
+    return await _sampler(client, session, number, base_model=base_model)
+
+
+async def snapshot_sampler(client: WireClient, session: str, path: str, number: int = 0) -> str:
+    """The same, of saved weights."""
+    return await _sampler(client, session, number, model_path=path)
+
+
+async def _sampler(client: WireClient, session: str, number: int, **weights: str) -> str:
+    body = {"session_id": session, "sampling_session_seq_id": number, **weights}
     return str((await accepted(client, "/create_sampling_session", body))["sampling_session_id"])
 
 
-def sample(sampler: str, seq_id: int, *, prompt: tuple[int, ...] = (1, 2, 3), n: int = 1, tokens: int = 5) -> Json:
+def sample(
+    sampler: str,
+    seq_id: int,
+    *,
+    prompt: tuple[int, ...] = (1, 2, 3),
+    n: int = 1,
+    tokens: int = 5,
+    **parameters: object,
+) -> Json:
+    defaults = {"max_tokens": tokens, "temperature": 1.0, "top_k": -1, "top_p": 1.0}
     return {
         "sampling_session_id": sampler,
         "seq_id": seq_id,
         "num_samples": n,
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": list(prompt)}]},
-        "sampling_params": {"max_tokens": tokens, "temperature": 1.0, "top_k": -1, "top_p": 1.0},
+        "sampling_params": {**defaults, **parameters},
         "type": "sample",
     }
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
+import httpx
 import pytest
 from redis.asyncio import Redis
 
+from tests.doubles.eventually import eventually
 from tests.doubles.journal import datum_counts, unit_counts
 from tests.doubles.mesh import MeshProcesses
-from tests.doubles.wire_client import Json, WireClient, batch
+from tests.doubles.wire_client import Body, Json, WireClient, batch
+from tests.mesh import main_path
 
-BASE_MODEL = "tinkermesh/double"
 ACCEPT_SECONDS = 30.0
 
 
@@ -32,45 +33,31 @@ async def client(small_mesh: MeshProcesses) -> AsyncIterator[WireClient]:
     await client.close()
 
 
-async def accepted(client: WireClient, path: str, body: Json | bytes) -> Any:
+async def accepted_later(client: WireClient, path: str, body: Body) -> Json:
     """The answer once it is 200, as the SDK goes on after a 503."""
-    async with asyncio.timeout(ACCEPT_SECONDS):
-        while (answer := await client.post(path, body)).status_code == 503:
-            await asyncio.sleep(0.1)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
+    async def posted() -> httpx.Response | None:
+        answer = await client.post(path, body)
+        return None if answer.status_code == 503 else answer
 
-async def model_of(client: WireClient, session: str) -> str:
-    body = {"session_id": session, "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": {"rank": 8}}
-    created = await client.future((await accepted(client, "/create_model", body))["request_id"])
-    return str(created["model_id"])
-
-
-async def sampler_of(client: WireClient, session: str) -> str:
-    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
-    return str((await accepted(client, "/create_sampling_session", body))["sampling_session_id"])
-
-
-def sample(sampler: str, seq_id: int) -> Json:
-    prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}
-    more = {"num_samples": 1, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
-    return {"sampling_session_id": sampler, "seq_id": seq_id, **more}
+    answer = await eventually(posted, ACCEPT_SECONDS)
+    assert answer is not None and answer.status_code == 200, answer
+    return dict(answer.json())
 
 
 async def test_a_sample_that_kills_samplers_fails_without_their_addresses_SEC_11(
     small_mesh: MeshProcesses, client: WireClient
 ) -> None:
-    sampler = await sampler_of(client, await client.session())
+    sampler = await main_path.base_sampler(client, await client.session())
     small_mesh.inject("sampler", [{"kind": "sample", "action": "die_before", "times": 0}])
     try:
-        lost = await client.future((await accepted(client, "/asample", sample(sampler, 0)))["request_id"])
+        lost = await main_path.outcome(client, "/asample", main_path.sample(sampler, 0))
     finally:
         small_mesh.inject("sampler", [])
     assert lost["category"] == "server"
     assert "the sampler was lost" in lost["error"]
     assert not any(word in lost["error"] for word in ("127.0.0.1", "ipv4", "Socket", "Stream", "connect"))
-    after = await client.future((await accepted(client, "/asample", sample(sampler, 1)))["request_id"])
+    after = await main_path.outcome(client, "/asample", main_path.sample(sampler, 1))
     assert "sequences" in after
 
 
@@ -78,13 +65,13 @@ async def test_a_store_that_takes_no_writes_for_a_while_costs_nothing_GAP_16(
     small_mesh: MeshProcesses, client: WireClient
 ) -> None:
     """A full memory or disk: POSTs answer 503, polls are held, nobody ends, nothing runs twice."""
-    model = await model_of(client, await client.session())
+    model = await main_path.created(client, await client.session())
     redis = Redis.from_url(f"redis://{small_mesh.mesh.addresses.redis}/0")
-    before = [await accepted(client, "/forward_backward", batch(model, seq, seq)) for seq in (1, 2)]
+    before = [await main_path.accepted(client, "/forward_backward", batch(model, seq, seq)) for seq in (1, 2)]
     await redis.config_set("maxmemory", 1)
     try:
         refused = await client.post("/create_session", {"sdk_version": "0.38.0"})
-        later = asyncio.create_task(accepted(client, "/forward_backward", batch(model, 3, 3)))
+        later = asyncio.create_task(accepted_later(client, "/forward_backward", batch(model, 3, 3)))
         polled = await client.post("/retrieve_future", {"request_id": f"double.{'0' * 32}.0"})
     finally:
         await redis.config_set("maxmemory", 0)
@@ -101,10 +88,10 @@ async def test_a_store_that_takes_no_writes_for_a_while_costs_nothing_GAP_16(
 
 async def test_an_ended_session_names_its_remedy_once(client: WireClient) -> None:
     session = await client.session()
-    model, sampler = await model_of(client, session), await sampler_of(client, session)
+    model, sampler = await main_path.created(client, session), await main_path.base_sampler(client, session)
     ended = await client.post(f"/sessions/{session}/finish", {"reason": {"type": "success"}, "detail": None})
     assert ended.status_code == 204
-    for path, body in (("/forward_backward", batch(model, 1, 1)), ("/asample", sample(sampler, 0))):
+    for path, body in (("/forward_backward", batch(model, 1, 1)), ("/asample", main_path.sample(sampler, 0))):
         answer = await client.post(path, body)
         assert answer.status_code == 400
         assert answer.json()["detail"].count("create a new session") == 1, answer.text

@@ -10,6 +10,7 @@ import pytest
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import WireClient, batch
+from tests.mesh import main_path
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
@@ -23,46 +24,25 @@ ESCAPES = [
 ]
 
 
-async def done(client: WireClient, path: str, body: dict[str, Any] | bytes) -> dict[str, Any]:
-    answer = await client.post(path, body)
-    assert answer.status_code == 200, answer.text
-    return dict(await client.future(answer.json()["request_id"]))
-
-
-async def create(client: WireClient, session: str) -> str:
-    lora = {"rank": 4, "seed": 2}
-    body = {"session_id": session, "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": lora}
-    return str((await done(client, "/create_model", body))["model_id"])
-
-
 async def train_and_save(client: WireClient) -> tuple[str, str]:
     """The tinker:// paths of a checkpoint and of a snapshot."""
-    model = await create(client, await client.session())
-    await done(client, "/forward_backward", batch(model, 1, seed=1))
-    await done(client, "/optim_step", {"model_id": model, "seq_id": 2, "adam_params": {"learning_rate": 0.5}})
-    checkpoint = await done(client, "/save_weights", {"model_id": model, "seq_id": 3, "path": "kept"})
-    snapshot = await done(client, "/save_weights_for_sampler", {"model_id": model, "seq_id": 4, "path": "kept"})
-    return checkpoint["path"], snapshot["path"]
+    model = await main_path.created(client, await client.session(), rank=4)
+    await main_path.done(client, "/forward_backward", batch(model, 1, seed=1))
+    await main_path.done(client, "/optim_step", main_path.adam(model, 2, learning_rate=0.5))
+    checkpoint = await main_path.saved(client, model, 3, "kept")
+    return checkpoint, await main_path.saved(client, model, 4, "kept", "save_weights_for_sampler")
 
 
 async def losses_after_load(client: WireClient, path: str) -> Any:
     session = await client.session()
     body = {"session_id": session, "model_seq_id": 0, "path": path, "optimizer": True}
-    model = (await done(client, "/load_weights", body))["model_id"]
-    return (await done(client, "/forward_backward", batch(model, 1, seed=7, forward_only=True)))["metrics"]
+    model = (await main_path.done(client, "/load_weights", body))["model_id"]
+    return (await main_path.done(client, "/forward_backward", batch(model, 1, seed=7, forward_only=True)))["metrics"]
 
 
 async def sampled(client: WireClient, path: str) -> Any:
-    body = {"session_id": await client.session(), "sampling_session_seq_id": 0, "model_path": path}
-    sampler = (await client.post("/create_sampling_session", body)).json()["sampling_session_id"]
-    request = {
-        "sampling_session_id": sampler,
-        "seq_id": 0,
-        "num_samples": 1,
-        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]},
-        "sampling_params": {"max_tokens": 5, "seed": 1},
-    }
-    return (await done(client, "/asample", request))["sequences"]
+    sampler = await main_path.snapshot_sampler(client, await client.session(), path)
+    return (await main_path.done(client, "/asample", main_path.sample(sampler, 0, seed=1)))["sequences"]
 
 
 async def test_every_path_is_still_there_after_two_restarts_CKPT_18_GAP_06(tmp_path: Path) -> None:
@@ -83,7 +63,7 @@ async def test_every_path_is_still_there_after_two_restarts_CKPT_18_GAP_06(tmp_p
 async def test_escape_attempts_kill_nothing_SEC_07(mesh: MeshProcesses) -> None:
     client = WireClient([mesh.base_url], mesh.api_key)
     session = await client.session()
-    model = await create(client, session)
+    model = await main_path.created(client, session)
     for number, attempt in enumerate(ESCAPES):
         path = attempt.format(model=model)
         bodies: list[tuple[str, dict[str, Any]]] = [
@@ -97,7 +77,7 @@ async def test_escape_attempts_kill_nothing_SEC_07(mesh: MeshProcesses) -> None:
         ]
         for route, body in bodies:
             await assert_refused(client, route, body)
-    after = await done(client, "/forward_backward", batch(model, 1 + len(ESCAPES), seed=1))
+    after = await main_path.done(client, "/forward_backward", batch(model, 1 + len(ESCAPES), seed=1))
     assert "loss:sum" in after["metrics"]
     assert {name: mesh.restarts(name) for name in mesh.names("")} == dict.fromkeys(mesh.names(""), 0)
     await client.close()

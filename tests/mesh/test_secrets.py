@@ -15,11 +15,10 @@ from redis import Redis
 
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
-from tests.doubles.wire_client import Json, WireClient, batch
+from tests.doubles.wire_client import WireClient, batch
+from tests.mesh import main_path
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
-
-LORA = {"rank": 8, "seed": 4, "train_unembed": True, "train_mlp": True, "train_attn": True}
 
 
 def new_key() -> str:
@@ -47,29 +46,23 @@ class Session:
 
     async def _saved(self, client: WireClient) -> str:
         """A checkpoint of the friend's."""
-        model = await created(client, await client.session(), 0)
-        save = {"model_id": model, "seq_id": 1, "path": "shared", "type": "save_weights"}
-        return str((await result(client, "/save_weights", save))["path"])
+        model = await main_path.created(client, await client.session())
+        return await main_path.saved(client, model, 1, "shared")
 
     async def _train(self, client: WireClient, shared: str) -> None:
         session = await client.session()
-        self.model = model = await created(client, session, 0)
-        await result(client, "/forward_backward", batch(model, 1, seed=1))
-        await result(client, "/optim_step", {"model_id": model, "seq_id": 2, "adam_params": {"learning_rate": 1e-3}})
-        load = {"model_id": model, "seq_id": 3, "path": shared, "optimizer": False}
-        loaded = await result(client, "/load_weights", {**load, "weights_access_token": self.keys["friend"]})
-        assert "error" not in loaded, loaded
-        refused = await result(
-            client, "/load_weights", {**load, "seq_id": 4, "weights_access_token": self.keys["unknown"]}
-        )
-        assert "error" in refused
-        saved = await result(client, "/save_weights_for_sampler", {"model_id": model, "seq_id": 5, "path": "s"})
-        opened = {"session_id": session, "sampling_session_seq_id": 0, "model_path": saved["path"]}
-        sampler = (await client.post("/create_sampling_session", opened)).json()["sampling_session_id"]
-        prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}
-        sample = {"sampling_session_id": sampler, "seq_id": 1, "num_samples": 1, "prompt": prompt}
-        made = await client.post("/asample", {**sample, "sampling_params": {"max_tokens": 2, "temperature": 1.0}})
-        await client.future(made.json()["request_id"], protobuf=True)
+        self.model = model = await main_path.created(client, session)
+        await main_path.done(client, "/forward_backward", batch(model, 1, seed=1))
+        await main_path.done(client, "/optim_step", main_path.adam(model, 2))
+        load = {"model_id": model, "path": shared, "optimizer": False}
+        tokens = (self.keys[name] for name in ("friend", "unknown"))
+        granted, denied = [{**load, "seq_id": n, "weights_access_token": token} for n, token in enumerate(tokens, 3)]
+        await main_path.done(client, "/load_weights", granted)
+        assert "error" in await main_path.outcome(client, "/load_weights", denied)
+        saved = await main_path.saved(client, model, 5, "s", "save_weights_for_sampler")
+        sampler = await main_path.snapshot_sampler(client, session, saved)
+        made = await main_path.accepted(client, "/asample", main_path.sample(sampler, 1))
+        await client.future(made["request_id"], protobuf=True)
 
     async def _misuse(self, client: WireClient) -> None:
         """Keys where they do not belong, and keys nobody knows."""
@@ -91,17 +84,6 @@ class Session:
         body = {"tags": [], "user_metadata": {}, "sdk_version": "0.38.0"}
         made = await client.post("/create_session", body, **by_token, **{"x-idempotency-key": str(uuid.uuid4())})
         assert made.status_code == 200, made.text
-
-
-async def result(client: WireClient, path: str, body: Json | bytes) -> Any:
-    answer = await client.post(path, body)
-    assert answer.status_code == 200, answer.text
-    return await client.future(answer.json()["request_id"])
-
-
-async def created(client: WireClient, session: str, number: int) -> str:
-    body = {"session_id": session, "model_seq_id": number, "base_model": BASE_MODEL, "lora_config": LORA}
-    return str((await result(client, "/create_model", body))["model_id"])
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.otlp import Receiver, Span, chain, tops
 from tests.doubles.wire_client import Json, WireClient, batch
+from tests.mesh import main_path
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(150)]
 
 CLIENT_SPAN = "b7ad6b7169203331"
-LORA = {"rank": 8, "seed": 4, "train_unembed": True, "train_mlp": True, "train_attn": True}
 SCHEDULER, TRAINER, SAMPLER = (f"/tinkermesh.v1.{name}/" for name in ("Scheduler", "Trainer", "Sampler"))
 REPORTED = ("scheduler: queue", "scheduler: unit", "scheduler: settle")
 HELD_PASS: list[dict[str, object]] = [{"kind": "pass", "action": "hold_before", "times": 1}]
@@ -71,9 +71,7 @@ class Traced:
 
 
 async def created(client: WireClient) -> str:
-    body = {"session_id": await client.session(), "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": LORA}
-    made = (await client.post("/create_model", body)).json()
-    return str((await client.future(made["request_id"]))["model_id"])
+    return await main_path.created(client, await client.session())
 
 
 def named(spans: list[Span], name: str, service: str = "scheduler") -> Span:
@@ -112,7 +110,7 @@ async def test_forward_backward_and_optim_step_are_one_trace_each(client: WireCl
     model = await created(client)
     steps: list[tuple[str, str, Json | bytes]] = [
         ("forward_backward", "pass", batch(model, 1, seed=1)),
-        ("optim_step", "optim", {"model_id": model, "seq_id": 2, "adam_params": {"learning_rate": 1e-3}}),
+        ("optim_step", "optim", main_path.adam(model, 2)),
     ]
     for path, kind, body in steps:
         one = Traced(client)
@@ -139,11 +137,9 @@ async def test_a_save_is_traced_to_its_publication_and_push_and_a_sample_to_the_
     assert chain(spans, named(spans, "trainer.publish", "trainer"))[1] == "trainer: trainer.snapshot"
     assert chain(spans, named(spans, f"{SAMPLER}LoadAdapter", "sampler"))[2] == "scheduler: unit"
 
-    opened = {"session_id": model.split(":")[0], "sampling_session_seq_id": 0}
-    opened |= {"model_path": f"tinker://{model}/sampler_weights/s"}
-    sampler = (await client.post("/create_sampling_session", opened)).json()["sampling_session_id"]
+    sampler = await main_path.snapshot_sampler(client, model.split(":")[0], f"tinker://{model}/sampler_weights/s")
     one = Traced(client)
-    sampled = await one.run("/asample", sample(sampler))
+    sampled = await one.run("/asample", main_path.sample(sampler, 1))
     spans = receiver.wait_trace(one.trace_id, "scheduler: queue", "scheduler: settle", "sampler: sampler.sample")
     check_whole(spans)
     served = [f"sampler: {SAMPLER}Sample", f"scheduler: {SAMPLER}Sample", "scheduler: sample", *submitted("asample")]
@@ -151,12 +147,6 @@ async def test_a_save_is_traced_to_its_publication_and_push_and_a_sample_to_the_
     for name in ("queue", "settle"):
         assert chain(spans, named(spans, name)) == [f"scheduler: {name}", *submitted("asample")]
     assert named(spans, "settle").attributes["request_id"] == sampled
-
-
-def sample(sampler: str) -> Json:
-    prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
-    params = {"max_tokens": 3, "temperature": 1.0}
-    return {"sampling_session_id": sampler, "seq_id": 1, "num_samples": 1, "prompt": prompt, "sampling_params": params}
 
 
 async def test_a_packed_unit_links_the_requests_of_both_tenants(
@@ -230,8 +220,8 @@ async def test_a_poll_is_traced_only_inside_a_trace_of_the_client(client: WireCl
 async def test_refused_input_is_one_trace_up_to_its_admission(client: WireClient, receiver: Receiver) -> None:
     model = await created(client)
     one = Traced(client)
-    body = {"model_id": model, "seq_id": 1, "adam_params": {"learning_rate": "no"}}
-    result = await client.future((await one.post("/optim_step", body)).json()["request_id"])
+    refused = main_path.adam(model, 1, learning_rate="no")
+    result = await client.future((await one.post("/optim_step", refused)).json()["request_id"])
     assert result["category"] == "user"
     check_whole(receiver.wait_trace(one.trace_id, "gateway: POST /api/v1/optim_step", f"scheduler: {SCHEDULER}Submit"))
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import Json, WireClient, batch
+from tests.mesh import main_path
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 
@@ -18,7 +18,6 @@ SERVICES = ("gateway-0", "scheduler-0", "trainer", "sampler")
 IMPORTS = "import time:"
 # redis-py imports the metrics half of the SDK by itself, whether metrics are wanted or not.
 OF_TRACING = ("opentelemetry.sdk.trace", "opentelemetry.exporter", "opentelemetry.instrumentation")
-LORA = {"rank": 8, "seed": 4, "train_unembed": True, "train_mlp": True, "train_attn": True}
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +28,8 @@ def request_ids(plain_mesh: MeshProcesses) -> list[str]:
 
 async def _requests(plain_mesh: MeshProcesses) -> list[str]:
     client = WireClient([plain_mesh.base_url], plain_mesh.api_key)
-    body = {"session_id": await client.session(), "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": LORA}
-    created = (await client.post("/create_model", body)).json()["request_id"]
+    body = main_path.create_model(await client.session())
+    created = (await main_path.accepted(client, "/create_model", body))["request_id"]
     model = (await client.future(created))["model_id"]
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     trained = await client.post("/forward_backward", batch(model, 1, seed=1), traceparent=traceparent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import threading
 import time
 from typing import Any
@@ -18,6 +17,8 @@ from services.gateway.wire import json_body
 from tests.contract.gateway import wire_forms as forms
 from tests.contract.gateway.conftest import Client
 from tests.contract.gateway.fake_scheduler import FakeScheduler
+from tests.doubles.eventually import eventually
+from tests.doubles.peak_memory import PeakMemory
 
 DATA = [forms.supervised([5, 6, 7], [0.1, -2.5, 1e-30]), forms.supervised([9, 8])]
 REQUESTS: list[tuple[str, list[dict[str, Any]], dict[str, Any] | None]] = [
@@ -123,14 +124,14 @@ async def test_sparse_bomb_of_small_tensors_takes_no_memory_VAL_13(client: Clien
     tokens = [1] * 256
     targets = forms.tensor(tokens, "int64")
     bombs = {f"x{n}": forms.sparse([], [0] * 257, [], [256, 256]) for n in range(200)}
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = PeakMemory()
     failure = await client.failure(
         await client.protobuf(
             forms.to_protobuf(forms.request(model, 1, [forms.datum(tokens, target_tokens=targets, **bombs)]))
         )
     )
     assert "too large when dense" in failure
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 160 * 1024
+    assert peak.grown_mib() < 160
 
 
 @pytest.mark.parametrize(
@@ -213,11 +214,11 @@ async def test_zip_bomb_is_refused_quickly_and_in_little_memory_VAL_14(client: C
     block = bytes(1 << 22)
     bomb = b"".join([stream.compress(block) for _ in range(256)]) + stream.flush()
     assert len(bomb) < 200_000
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = PeakMemory()
     began = time.process_time()
     response = await client.protobuf(bomb, content_encoding="zstd")
     took = time.process_time() - began
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    grown = peak.grown_mib()
     assert response.status_code == 413
     assert took < 1.0
     assert grown < 64, f"{grown:.0f} MiB"
@@ -229,9 +230,9 @@ async def test_a_body_of_millions_of_empty_parts_takes_little_memory_VAL_14(
 ) -> None:
     """Two bytes each on the wire, fifty and more once parsed."""
     body = forms.to_protobuf(forms.request(model, 1, DATA)) + part * (3 << 20)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = PeakMemory()
     response = await client.protobuf(zstandard.compress(body), content_encoding="zstd")
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    grown = peak.grown_mib()
     assert response.status_code == 200, response.text
     assert "data: " in scheduler.submitted[-1].command.rejected
     assert grown < 64, f"{grown:.0f} MiB"
@@ -250,19 +251,19 @@ async def test_json_of_millions_of_empty_parts_fails_in_its_turn_and_in_little_m
     batch = {"model_id": model, "seq_id": 1, "forward_backward_input": {"loss_fn": "ppo", "data": [datum]}}
     sample = {"sampling_session_id": sampler, "seq_id": 1, "prompt": {"chunks": "MANY"}}
     stop = {"sampling_session_id": sampler, "seq_id": 2, "prompt": {"chunks": []}, "sampling_params": {"stop": "MANY"}}
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = PeakMemory()
     for route, body, part in (("forward_backward", batch, "{}"), ("asample", sample, "{}"), ("asample", stop, '"a"')):
         failure = await client.failure(await client.post(route, with_many(body, "MANY", part)))
         assert "objects, lists and texts" in failure, (route, failure)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    grown = peak.grown_mib()
     assert grown < 128, f"{grown:.0f} MiB"
 
 
 async def test_metadata_of_millions_of_parts_is_never_built_VAL_14(client: Client, model: str) -> None:
     save = {"model_id": model, "seq_id": 1, "path": "x", "user_metadata": {"x": "MANY"}}
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = PeakMemory()
     failure = await client.failure(await client.post("save_weights", with_many(save, "MANY", "[]")))
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    grown = peak.grown_mib()
     assert "the limit is 65536" in failure
     assert grown < 64, f"{grown:.0f} MiB"
 
@@ -327,9 +328,7 @@ async def test_large_bodies_do_not_stall_heartbeats_VAL_20(
     body = forms.to_protobuf(forms.request(model, 1, [forms.supervised(list(range(256)))] * 1000))
     assert len(body) > 3_000_000
     posts = [asyncio.create_task(client.protobuf(body)) for _ in range(5)]
-    async with asyncio.timeout(10):
-        while not decoding.is_set():
-            await asyncio.sleep(0.005)
+    await eventually(decoding.is_set)
     assert (await client.post("session_heartbeat", {"session_id": session})).status_code == 200
     answered.set()
     assert {response.status_code for response in await asyncio.gather(*posts)} == {200}

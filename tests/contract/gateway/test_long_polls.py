@@ -14,18 +14,13 @@ from tinkermesh.v1 import types_pb2 as types
 from services.gateway.settings import Settings
 from tests.contract.gateway.conftest import KEY, Client, Tenants, running
 from tests.contract.gateway.fake_scheduler import FakeScheduler
+from tests.doubles.eventually import eventually
 
 STEP = {"adam_params": {}}
 
 
 async def submit(client: Client, model: str, seq_id: int = 1) -> str:
     return str((await client.post("optim_step", {"model_id": model, "seq_id": seq_id, **STEP})).json()["request_id"])
-
-
-async def until(condition: object, seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.005)
 
 
 async def test_post_is_answered_while_the_work_is_pending_API_02(
@@ -42,7 +37,7 @@ async def test_poll_answers_at_the_settlement_FUT_03(client: Client, scheduler: 
     scheduler.held = True
     request_id = await submit(client, model)
     poll = asyncio.create_task(client.result(request_id))
-    await until(lambda: scheduler.streams.open_polls > 0)
+    await eventually(lambda: scheduler.streams.open_polls > 0)
     assert not poll.done()
     settled = time.monotonic()
     scheduler.release()
@@ -74,7 +69,7 @@ async def test_a_second_poll_after_408_gets_the_result(client: Client, scheduler
     request_id = await submit(client, model)
     assert (await client.result(request_id)).status_code == 408
     poll = asyncio.create_task(client.result(request_id))
-    await until(lambda: scheduler.streams.open_polls > 0)
+    await eventually(lambda: scheduler.streams.open_polls > 0)
     scheduler.release()
     assert (await poll).status_code == 200
     assert (await client.result(request_id)).status_code == 200  # and again: kept for a while
@@ -100,7 +95,7 @@ async def test_foreign_poll_is_403_and_does_not_disturb_the_owners_SEC_05(
     scheduler.held = True
     request_id = await submit(client, model)
     poll = asyncio.create_task(client.result(request_id))
-    await until(lambda: scheduler.streams.open_polls > 0)
+    await eventually(lambda: scheduler.streams.open_polls > 0)
     assert (await other.result(request_id)).status_code == 403
     scheduler.release()
     assert (await poll).json()["metrics"]
@@ -111,7 +106,7 @@ async def test_many_polls_of_one_request_share_one_wait(client: Client, schedule
     scheduler.held = True
     request_id = await submit(client, model)
     polls = [asyncio.create_task(client.result(request_id)) for _ in range(20)]
-    await until(lambda: scheduler.streams.open_polls > 0)
+    await eventually(lambda: scheduler.streams.open_polls > 0)
     assert client.gateway.hub.open_waits == 1
     scheduler.release()
     assert {answer.status_code for answer in await asyncio.gather(*polls)} == {200}
@@ -122,7 +117,7 @@ async def test_two_hundred_polls_over_one_stream_FUT_07(client: Client, schedule
     scheduler.held = True
     ids = await asyncio.gather(*(submit(client, model, seq) for seq in range(1, 201)))
     polls = [asyncio.create_task(client.result(request_id)) for request_id in ids]
-    await until(lambda: scheduler.streams.open_polls == 200)
+    await eventually(lambda: scheduler.streams.open_polls == 200)
     assert scheduler.streams.count == 1
     began = time.monotonic()
     scheduler.release()
@@ -139,7 +134,7 @@ async def test_poll_cap_is_429(settings: Settings, scheduler: FakeScheduler, ten
         client = Client(http, gateway, KEY)
         ids = [await submit(client, model, seq) for seq in (1, 2, 3)]
         polls = [asyncio.create_task(client.result(request_id)) for request_id in ids[:2]]
-        await until(lambda: gateway.hub.open_waits == 2)
+        await eventually(lambda: gateway.hub.open_waits == 2)
         refused = await client.result(ids[2])
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         scheduler.release()
@@ -151,7 +146,7 @@ async def test_lost_wake_up_costs_one_poll_at_most(client: Client, scheduler: Fa
     scheduler.held = scheduler.streams.silent = True
     request_id = await submit(client, model)
     poll = asyncio.create_task(client.result(request_id))
-    await until(lambda: client.gateway.hub.open_waits == 1)
+    await eventually(lambda: client.gateway.hub.open_waits == 1)
     scheduler.last.result = types.Result(optim_step=types.OptimResult(metrics={"grad_norm": 2.0}))
     assert (await poll).json() == {"metrics": {"grad_norm": 2.0}}
 
@@ -160,7 +155,7 @@ async def test_drained_polls_are_408_at_once_MESH_03(client: Client, scheduler: 
     scheduler.held = True
     request_id = await submit(client, model)
     poll = asyncio.create_task(client.result(request_id))
-    await until(lambda: client.gateway.hub.open_waits == 1)
+    await eventually(lambda: client.gateway.hub.open_waits == 1)
     began = time.monotonic()
     client.gateway.drain()
     assert (await poll).status_code == 408
@@ -173,15 +168,15 @@ async def test_lost_streams_leave_no_task_behind(client: Client, scheduler: Fake
         names = [str(task.get_coro()) for task in asyncio.all_tasks()]
         return sum("_consume_request_iterator" in name for name in names)
 
-    await until(lambda: scheduler.streams.count == 1)
+    await eventually(lambda: scheduler.streams.count == 1)
     gc.disable()  # it would collect a forgotten task sooner or later, and asyncio complain
     try:
         for _ in range(3):
             port = scheduler.port
             await scheduler.stop()
             await scheduler.start(f"127.0.0.1:{port}")
-            await until(lambda: scheduler.streams.count == 1, 10.0)
-        await until(lambda: writers() == 1)
+            await eventually(lambda: scheduler.streams.count == 1, 10.0)
+        await eventually(lambda: writers() == 1)
     finally:
         gc.enable()
 
@@ -210,11 +205,11 @@ async def test_polls_survive_the_death_of_their_scheduler_FAIL_14(
             one.held = True
         ids = [await submit(client, model, seq) for seq in range(1, 11)]
         polls = [asyncio.create_task(client.result(request_id)) for request_id in ids]
-        await until(lambda: sum(one.streams.open_polls for one in replicas) == 10)
+        await eventually(lambda: sum(one.streams.open_polls for one in replicas) == 10)
         dying = next(one for one in replicas if one.streams.count)
         living = next(one for one in replicas if one is not dying)
         await dying.stop()
-        await until(lambda: living.streams.open_polls == 10)
+        await eventually(lambda: living.streams.open_polls == 10)
         assert not any(poll.done() for poll in polls)
         living.release()
         assert {answer.status_code for answer in await asyncio.gather(*polls)} == {200}
@@ -236,6 +231,6 @@ async def test_poll_is_408_while_no_scheduler_is_there(
         assert "away" in answer.json()["queue_state_reason"]
         await scheduler.start(f"127.0.0.1:{port}")
         poll = asyncio.create_task(client.result(request_id))
-        await until(lambda: scheduler.streams.open_polls > 0, 10.0)
+        await eventually(lambda: scheduler.streams.open_polls > 0, 10.0)
         scheduler.release()
         assert (await poll).status_code == 200

@@ -20,6 +20,7 @@ from services.gateway.settings import Settings
 from tests.contract.gateway.conftest import KEY
 from tests.contract.gateway.fake_scheduler import FakeScheduler
 from tests.contract.gateway.process import environment, gateway_process
+from tests.doubles.eventually import eventually
 
 HEADERS = {"x-api-key": KEY, "content-type": "application/json"}
 
@@ -36,12 +37,6 @@ async def post(base: str, path: str, body: Any, **headers: str) -> httpx.Respons
         return await http.post(f"{base}/api/v1/{path}", json=body, headers={**HEADERS, **headers})
 
 
-async def open_waits(scheduler: FakeScheduler, count: int) -> None:
-    async with asyncio.timeout(10):
-        while scheduler.streams.open_polls != count:
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.timeout(60)
 async def test_sigterm_answers_open_polls_and_exits_0_MESH_03(
     own: Settings, tmp_path: Path, scheduler: FakeScheduler, model: str
@@ -51,7 +46,7 @@ async def test_sigterm_answers_open_polls_and_exits_0_MESH_03(
         body = {"model_id": model, "seq_id": 1}
         request_id = (await post(gateway.base_url, "optim_step", body)).json()["request_id"]
         poll = asyncio.create_task(post(gateway.base_url, "retrieve_future", {"request_id": request_id}))
-        await open_waits(scheduler, 1)
+        await eventually(lambda: scheduler.streams.open_polls == 1)
         gateway.process.send_signal(signal.SIGTERM)
         answer = await asyncio.wait_for(poll, 5)
         assert (answer.status_code, answer.json()["type"]) == (408, "try_again")

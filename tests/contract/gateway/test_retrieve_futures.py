@@ -13,7 +13,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from tests.contract.gateway.conftest import Client
 from tests.contract.gateway.fake_scheduler import FakeScheduler
-from tests.contract.gateway.test_long_polls import until
+from tests.doubles.eventually import eventually
 
 CLONE = 10**9
 
@@ -54,14 +54,14 @@ async def test_a_poll_is_held_until_the_first_settlement_FUT_07(
     scheduler.held = True
     request_id = await submit(client, sampler)
     polls = [asyncio.create_task(ask(client, sampler)) for _ in range(3)]
-    await until(lambda: scheduler.streams.open_polls > 0)
+    await eventually(lambda: scheduler.streams.open_polls > 0)
     assert scheduler.streams.open_polls == 1, "polls of one cursor share a wait"
     settled = time.monotonic()
     scheduler.release()
     for poll in polls:
         assert [one["request_id"] for one in (await poll).json()["completions"]] == [request_id]
     assert time.monotonic() - settled < 1.0
-    await until(lambda: scheduler.streams.open_polls == 0)
+    await eventually(lambda: scheduler.streams.open_polls == 0)
 
 
 async def test_a_poll_without_news_ends_empty_with_its_own_cursor(
@@ -72,7 +72,7 @@ async def test_a_poll_without_news_ends_empty_with_its_own_cursor(
     began = time.monotonic()
     assert (await ask(client, sampler, 7, timeout=0.2)).json() == {"completions": [], "cursor": 7}
     assert 0.2 <= time.monotonic() - began < 1.5
-    await until(lambda: scheduler.streams.open_polls == 0)
+    await eventually(lambda: scheduler.streams.open_polls == 0)
     assert (await ask(client, sampler)).json() == {"completions": [], "cursor": 0}  # the long poll's own end
 
 
@@ -93,7 +93,7 @@ async def test_retrieved_ids_are_reported_once_per_poll(client: Client, schedule
     scheduler.held = True
     await submit(client, sampler)
     poll = asyncio.create_task(ask(client, sampler, retrieved_request_ids=["a"]))
-    await until(lambda: scheduler.streams.open_polls > 0)
+    await eventually(lambda: scheduler.streams.open_polls > 0)
     scheduler.release()
     await poll
     assert scheduler.streams.settled.retrieved == ["a"]
@@ -120,11 +120,11 @@ async def test_a_lost_stream_is_opened_again_with_the_wait_in_it(
     scheduler.held = True
     request_id = await submit(client, sampler)
     poll = asyncio.create_task(ask(client, sampler))
-    await until(lambda: scheduler.streams.open_polls > 0)
+    await eventually(lambda: scheduler.streams.open_polls > 0)
     port = scheduler.port
     await scheduler.stop()
     await scheduler.start(f"127.0.0.1:{port}")
-    await until(lambda: scheduler.streams.open_polls > 0)
+    await eventually(lambda: scheduler.streams.open_polls > 0)
     scheduler.release()
     assert [one["request_id"] for one in (await poll).json()["completions"]] == [request_id]
 

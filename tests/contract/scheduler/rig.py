@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from services.scheduler.store.functions import Functions
 from services.scheduler.store.notices import Notices
 from services.scheduler.store.requests import RequestReader
 from services.scheduler.store.sequences import SequenceStore
+from tests.doubles.eventually import eventually
 from tests.doubles.fake_trainer import BASE_MODEL, POOL, FakeTrainer, trainer_facts
 
 PEPPER = b"p" * 32
@@ -215,9 +217,10 @@ class Mesh:
         return (value or b"").decode()
 
     async def settled(self, request_id: str, tenant: str = "") -> types.Result:
-        async with asyncio.timeout(WAIT_SECONDS):
-            while await self.state(request_id) not in ("done", "failed"):
-                await asyncio.sleep(0.01)
+        async def over() -> bool:
+            return await self.state(request_id) in ("done", "failed")
+
+        await self.until(over)
         row = parse_request_id(request_id)
         owner = tenant or (await cast("Any", self.redis.hget(keys.req(row.pool, row.key), "tenant"))).decode()
         return types.Result.FromString(await self.results.whole(request_id, owner))
@@ -242,10 +245,8 @@ class Mesh:
         found = await cast("Any", self.redis.hgetall(keys.slots(POOL)))
         return {int(slot): holder.decode() for slot, holder in found.items()}
 
-    async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(WAIT_SECONDS):
-            while not await condition():
-                await asyncio.sleep(0.01)
+    async def until(self, condition: Callable[[], Awaitable[bool] | bool]) -> None:
+        await eventually(condition, WAIT_SECONDS)
 
 
 def new_session() -> str:
@@ -253,8 +254,6 @@ def new_session() -> str:
 
 
 def fingerprint(request: pb.SubmitRequest, payload: bytes) -> bytes:
-    from hashlib import blake2b
-
     return blake2b(request.command.SerializeToString(deterministic=True) + payload, digest_size=16).digest()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
@@ -10,7 +9,9 @@ import pytest
 from redis.asyncio import Redis
 from tinkermesh.v1 import scheduler_pb2 as pb
 
-from tests.contract.scheduler.rig import Mesh, batch_request, new_session, running_mesh
+from services.common.ids import key_hash
+from tests.contract.scheduler.rig import POOL, Mesh, batch_request, new_session, running_mesh
+from tests.doubles.eventually import eventually
 from tests.doubles.valkey import ValkeyProcess
 
 FLOOD = 100_000
@@ -26,10 +27,6 @@ async def flood(mesh: Mesh, model: str, tenant: str, datums: int) -> None:
         one.CopyFrom(request)
         one.model.seq_id = seq
         await mesh.submit(one, payload)
-
-
-def tokens_of(entry: dict[str, object], owner: str) -> int:
-    return sum(1 for request, _ in entry["datums"] if request.startswith(owner))  # type: ignore[attr-defined]
 
 
 @pytest.mark.timeout(180)
@@ -69,9 +66,7 @@ async def test_weights_two_to_one_share_a_trainer_two_to_one_PACK_09(
         owner = {}
         for name, model in models.items():
             owner |= dict.fromkeys(await _requests(mesh, model), name)
-        async with asyncio.timeout(60):
-            while len(mesh.passes()) < 61:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: len(mesh.passes()) >= 61, 60)
         datums = [owner[request] for entry in mesh.passes()[1:61] for request, _ in entry["datums"]]
         share = datums.count("tenant-a") / datums.count("tenant-b")
         print(f"\nweights 2:1, {len(datums):,} datums in 60 units: shares {share:.3f}:1")
@@ -80,7 +75,4 @@ async def test_weights_two_to_one_share_a_trainer_two_to_one_PACK_09(
 
 async def _requests(mesh: Mesh, model: str) -> set[str]:
     """Every request id a model was given."""
-    from services.common.ids import key_hash
-    from tests.contract.scheduler.rig import POOL
-
     return {f"{POOL}.{key_hash('train', model, str(seq))}.0" for seq in range(1, 21)}

@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.common.errors import ModelClosed, StaleFence
+from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.leases import LeaseStore
 from services.scheduler.store.training import Settlement, TrainingStore
@@ -136,12 +137,12 @@ async def test_a_released_lease_is_taken_at_once(valkey: ValkeyProcess, redis_cl
         await mesh.done(await mesh.batch(model, 1))
 
 
-async def test_terms_only_grow_and_an_old_one_writes_nothing_MESH_01(functions: Functions) -> None:
+async def test_terms_only_grow_and_an_old_one_writes_nothing_MESH_01(redis_client: Redis, functions: Functions) -> None:
     one, two, store = LeaseStore(functions), LeaseStore(functions), TrainingStore(functions, 1000)
-    first = await one.acquire("p", "one", 300)
-    assert (await two.acquire("p", "two", 300)).term == 0
-    assert (await one.acquire("p", "one", 300)).term == first.term
-    await asyncio.sleep(0.4)
+    first = await one.acquire("p", "one", 60_000)
+    assert (await two.acquire("p", "two", 60_000)).term == 0
+    assert (await one.acquire("p", "one", 60_000)).term == first.term
+    await cast("Any", redis_client.hset(keys.lease("p"), "expires_ms", 0))
     second = await two.acquire("p", "two", 60_000)
     assert second.term == first.term + 1
     assert not await one.renew("p", first.term, 300)

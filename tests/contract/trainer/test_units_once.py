@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+from typing import Any
 
 import grpc
 import numpy as np
@@ -10,8 +12,27 @@ import pytest
 from tinkermesh.v1 import trainer_pb2 as pb
 
 from services.common.errors import InvalidInput, StaleFence, UnknownId, from_rpc_error
+from services.trainer import server
 from tests.contract.trainer.harness import Rig, collect, datum, unit_frames
 from tests.contract.trainer.trainer_process import WAIT_SECONDS
+
+
+class Reached:
+    """How often the server has come to one of its steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        real = getattr(server, step)
+
+        def noted(*arguments: Any) -> Any:
+            self._calls.put(None)
+            return real(*arguments)
+
+        monkeypatch.setattr(server, step, noted)
+
+    async def times(self, count: int) -> None:
+        for _ in range(count):
+            await asyncio.to_thread(self._calls.get, True, WAIT_SECONDS)
 
 
 async def test_repeated_unit_has_one_effect_and_the_recorded_outcome_IDEM_14(rig: Rig):
@@ -46,9 +67,10 @@ async def test_dropped_reply_then_resend_runs_once_and_cancellation_does_not_sto
     assert trainer.engine.passes == 1
 
 
-async def test_repeat_of_a_running_unit_attaches_to_it_MESH_01(rig: Rig):
+async def test_repeat_of_a_running_unit_attaches_to_it_MESH_01(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     trainer, client = rig
     await client.done(client.units.init(0))
+    waiting = Reached(monkeypatch, "_outcome")
     unit, payload = client.units.train([(0, [datum()])])
     trainer.engine.started.clear()
     trainer.engine.gate.clear()
@@ -60,7 +82,7 @@ async def test_repeat_of_a_running_unit_attaches_to_it_MESH_01(rig: Rig):
     unit.term = 5
     again = asyncio.create_task(client.execute(unit, payload))
     attached = asyncio.create_task(collect(client.stub.Attach(client.ref(unit), timeout=WAIT_SECONDS)))
-    await asyncio.sleep(0.05)
+    await waiting.times(3)
     assert not again.done()
     assert not attached.done()
     trainer.engine.gate.set()
@@ -105,11 +127,11 @@ async def test_older_term_and_other_incarnation_are_refused_by_every_rpc_IDEM_14
     assert trainer.digests() == before
 
 
-async def test_takeover_while_a_payload_travels_refuses_the_old_term(rig: Rig):
+async def test_takeover_while_a_payload_travels_refuses_the_old_term(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     trainer, client = rig
     await client.done(client.units.init(0))
     unit, payload = client.units.train([(0, [datum()])])
-    hold = asyncio.Event()
+    reading, hold = Reached(monkeypatch, "_payload"), asyncio.Event()
 
     async def slowly():
         yield pb.UnitFrame(unit=unit)
@@ -117,7 +139,7 @@ async def test_takeover_while_a_payload_travels_refuses_the_old_term(rig: Rig):
         yield pb.UnitFrame(payload=payload)
 
     call = asyncio.create_task(collect(client.stub.Execute(slowly(), timeout=WAIT_SECONDS)))
-    await asyncio.sleep(0.05)
+    await reading.times(1)
     await client.stub.Takeover(pb.TakeoverRequest(term=2, incarnation=client.units.incarnation))
     hold.set()
     with pytest.raises(grpc.aio.AioRpcError) as caught:

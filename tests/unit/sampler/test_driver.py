@@ -19,6 +19,7 @@ class CountingSteps:
         self.fault: Exception | None = None
         self.hold = threading.Event()
         self.hold.set()
+        self.stepping = threading.Event()
         self.closed = False
 
     def submit(self, sequence_id: str, length: int) -> None:
@@ -30,6 +31,7 @@ class CountingSteps:
         return bool(self.left)
 
     def step(self) -> list[tuple[str, object]]:
+        self.stepping.set()
         self.hold.wait(10)
         if self.fault is not None:
             raise self.fault
@@ -63,6 +65,11 @@ async def driver(steps: CountingSteps) -> AsyncIterator[EngineDriver]:
 
 async def run(driver: EngineDriver, steps: CountingSteps, name: str, length: int) -> object:
     return await driver.run(name, lambda: steps.submit(name, length))
+
+
+async def inside_a_step(steps: CountingSteps) -> None:
+    """The engine's thread is, and what was submitted before waits for it."""
+    assert await asyncio.to_thread(steps.stepping.wait, 10)
 
 
 async def test_sequences_run_together_and_end_with_their_own_output(driver: EngineDriver, steps: CountingSteps) -> None:
@@ -102,7 +109,7 @@ async def test_what_is_cancelled_before_its_turn_never_reaches_the_engine(
     submitted: list[str] = []
     steps.hold.clear()
     running = asyncio.create_task(run(driver, steps, "running", 3))
-    await asyncio.sleep(0.05)  # the engine's thread is inside a step
+    await inside_a_step(steps)
     early = asyncio.create_task(driver.run("early", lambda: submitted.append("early")))
     await asyncio.sleep(0)
     early.cancel()
@@ -127,7 +134,7 @@ async def test_a_dead_engine_fails_open_and_later_calls_with_the_cause(
 ) -> None:
     steps.hold.clear()
     open_calls = [asyncio.create_task(run(driver, steps, f"s{n}", 5)) for n in range(3)]
-    await asyncio.sleep(0.01)
+    await inside_a_step(steps)
     steps.fault = RuntimeError("out of memory")
     steps.hold.set()
     results = await asyncio.gather(*open_calls, return_exceptions=True)
