@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jwt
 import msgspec
 import pytest
+from starlette.routing import Route
 from tinker.cli.auth_api import SelfApiKeyResponse
 from tinkermesh.v1 import tenants_pb2 as pb
 
@@ -67,6 +69,21 @@ async def test_missing_blank_and_unknown_keys_are_401_SEC_01_SEC_03(client: Clie
     answer = await client.request("GET", "get_server_capabilities")
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
+
+
+async def test_every_route_but_health_and_signed_links_needs_a_key_SEC_01(
+    client: Client, scheduler: FakeScheduler
+) -> None:
+    transport: Any = client.http._transport
+    routes = [route for route in transport.app.router.routes if isinstance(route, Route)]
+    served = {(method, route.path) for route in routes for method in (route.methods or set()) - {"HEAD"}}
+    answers = {
+        (method, path): await client.http.request(method, re.sub(r"{[^}]*}", "x", path), content=b"{}")
+        for method, path in served
+    }
+    keyless = {path.removeprefix("/api/v1/") for (_, path), answer in answers.items() if answer.status_code != 401}
+    assert {path.rpartition("/")[2] for path in keyless} == {"healthz", "{file}", "archive"}, keyless
+    assert len(served) > 40 and set(scheduler.calls) <= {"Watch"} and not scheduler.catalog.asked
 
 
 async def test_key_kept_by_the_scheduler_works(client: Client, scheduler: FakeScheduler, pepper: bytes) -> None:

@@ -100,8 +100,13 @@ ROUTES = [
     "asample",
     "weights_info",
     "retrieve_future",
+    "retrieve_futures",
+    "join_sampling_session",
     "cancel_future",
     "unload_model",
+    "save_weights_external",
+    "copy_weights",
+    "sessions/search",
 ]
 
 
@@ -133,8 +138,23 @@ def good_bodies(session: str, model: str, sampler: str) -> dict[str, dict[str, A
         },
         "weights_info": {"tinker_path": path},
         "retrieve_future": {"request_id": "double.0.0"},
+        "retrieve_futures": {
+            "target": {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0},
+            "prev_cursor": 0,
+            "retrieved_request_ids": ["double.0.0"],
+        },
+        "join_sampling_session": {"sampling_session_id": sampler},
         "cancel_future": {"request_id": "double.0.0"},
         "unload_model": {"model_id": model},
+        "save_weights_external": {"model_id": model, "seq_id": 1, "path": "x", "ttl_seconds": 5},
+        "copy_weights": {"source_path": path, "destination_project_id": "p", "ttl_seconds": 5},
+        "sessions/search": {
+            "session_id": session,
+            "project_ids": ["p"],
+            "user_metadata": {"k": "v"},
+            "owner": {"type": "own", "owner_urns": []},
+            "limit": 5,
+        },
     }
 
 
@@ -142,7 +162,9 @@ def good_bodies(session: str, model: str, sampler: str) -> dict[str, dict[str, A
 async def test_mutated_json_never_breaks_it_API_06(
     client: Client, session: str, model: str, sampler: str, drive: Any, route: str
 ) -> None:
-    good = good_bodies(session, model, sampler)[route]
+    good = good_bodies(session, model, sampler)
+    await client.post("asample", good["asample"])  # so that retrieve_futures has an answer at once
+    good = good[route]
 
     async def send(change: tuple[int, Any]) -> None:
         body = msgspec.json.decode(msgspec.json.encode(good))

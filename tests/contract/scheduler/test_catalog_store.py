@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import MissingResource
+from services.common.errors import InvalidInput, MissingResource
 from services.common.tinker_path import TinkerPath
 from services.scheduler.store import keys
 from services.scheduler.store.catalog import CatalogStore
@@ -157,6 +157,9 @@ async def test_a_sessions_runs_follow_it_from_project_to_project(store: CatalogS
     assert [(await store.runs(TENANT, project, 0, 5))[0] for project in ("one", "two", "")] == [0, 1, 1]
     with pytest.raises(MissingResource):
         await store.assign_project("another", session, "three")
+    with pytest.raises(InvalidInput, match="project_id"):
+        await store.assign_project(TENANT, session, "")
+    assert (await store.runs(TENANT, "two", 0, 5))[0] == 1
 
 
 async def test_the_first_end_of_a_session_is_remembered(store: CatalogStore) -> None:

@@ -196,6 +196,7 @@ end)
 -- args: session, project. Its runs move along.
 register('catalog_assign_project', function(keys, args)
   local prefix, row = keys[1], part(keys[1], 'session', args[1])
+  if args[2] == '' then return refuse('invalid_input', 'project_id: name a project') end
   if redis.call('EXISTS', row) == 0 then
     return refuse('missing_resource', 'session ' .. args[1] .. ' does not exist')
   end

@@ -171,8 +171,6 @@ register('sampling_settle', function(keys, args)
   return { 1, sampler }
 end)
 
--- ARGV: how many, how long a row without its result stays (ms). Results past their retention go; the
--- rows stay while their sampling session is known. Answers how many were looked at.
 local function drop_segments(prefix, key)
   local upload, segments = unpack(redis.call('HMGET', row_key(prefix, key), 'result_upload', 'result_segments'))
   if not upload then return end
@@ -181,6 +179,8 @@ local function drop_segments(prefix, key)
   end
 end
 
+-- ARGV: how many, how long a row without its result stays (ms). Results past their retention go; the
+-- rows stay while their sampling session is known. Answers how many were looked at.
 register('sampling_sweep', function(keys, args)
   local prefix = keys[1]
   local now = now_ms()
