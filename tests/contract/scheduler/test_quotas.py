@@ -10,7 +10,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 from redis.asyncio import Redis
-from tinkermesh.v1 import scheduler_pb2 as pb
 
 from services.common.errors import Busy
 from services.scheduler.store import keys
@@ -47,10 +46,6 @@ async def tight(valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path, allo
 async def usage(mesh: Mesh) -> dict[str, float]:
     found = await cast("Any", mesh.redis.hgetall(keys.usage(POOL, TENANT)))
     return {name.decode(): float(value) for name, value in found.items()}
-
-
-async def row_of(mesh: Mesh, request: pb.SubmitRequest) -> bool:
-    return bool([key async for key in mesh.redis.scan_iter(match=keys.req(POOL, "*")) if key])
 
 
 async def held_model(mesh: Mesh) -> str:
@@ -176,7 +171,8 @@ async def test_a_burst_of_ten_seconds_worth_is_let_through(tight: Mesh, allowed:
     model = await tight.opened(new_session())
     allowed.set(requests_per_second=0.4)
     answers = await asyncio.gather(*(tight.step(model, seq) for seq in range(1, 31)), return_exceptions=True)
-    assert 4 <= sum(1 for answer in answers if isinstance(answer, str)) < 30
+    accepted = sum(1 for answer in answers if isinstance(answer, str))
+    assert 4 <= accepted < 10, "ten seconds' worth, and what came in while they were sent"
 
 
 async def test_one_tenants_quota_is_no_other_tenants(tight: Mesh, allowed: Allowed) -> None:

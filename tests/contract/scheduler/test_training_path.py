@@ -31,13 +31,12 @@ async def test_model_book_describes_a_model_through_its_life(mesh: Mesh) -> None
 async def test_a_payload_above_the_redis_limit_goes_through_a_file_of_the_store_FUT_06(mesh: Mesh) -> None:
     model = await mesh.opened(new_session())
     mesh.replicas[0].training.admission._payloads._limit = 1000  # type: ignore[attr-defined]
+    hold = mesh.trainer.faults.add("hold_before", "pass", times=0)
     batch = await mesh.batch(model, 1, [300, 200])
+    (file,) = (mesh.root / "payloads").glob("blob-*")
+    mesh.trainer.faults.remove(hold)
     assert (await mesh.done(batch)).batch.lengths == [300, 200]
-
-    async def gone() -> bool:
-        return not list((mesh.root / "payloads").glob("blob-*"))
-
-    await mesh.until(gone)
+    await mesh.until(lambda: not file.exists())
 
 
 async def test_counters_tell_how_many_passes_tenants_shared(mesh: Mesh) -> None:

@@ -158,12 +158,13 @@ def _open_waits(replica: Replica, count: int) -> bool:
 async def _quiet(redis: Redis) -> int:
     """The count of reads once the dispatcher has seen all samples."""
     before = await _reads(redis)
-    while True:
-        await asyncio.sleep(1.2)
-        now = await _reads(redis)
-        if now - before < FEW:
-            return now
-        before = now
+    async with asyncio.timeout(30):
+        while True:
+            await asyncio.sleep(1.2)
+            now = await _reads(redis)
+            if now - before < FEW:
+                return now
+            before = now
 
 
 async def _reads(redis: Redis) -> int:
