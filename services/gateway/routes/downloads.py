@@ -64,6 +64,7 @@ async def download_file(call: Call) -> Response:
     request.offset, request.length = offset or 0, 0 if end is None else end - (offset or 0)
     try:
         download = await call.gateway.catalog.read_file(request)
+        _check_first(offset, download)
     except InvalidInput as error:
         return json_response({"detail": error.message, "error": error.code, "category": "user"}, 416)
     name = target.file
@@ -72,6 +73,13 @@ async def download_file(call: Call) -> Response:
     last = min(end or download.total_bytes, download.total_bytes)
     where = f"bytes {offset}-{last - 1}/{download.total_bytes}"
     return _stream(call, download, last - offset, "application/octet-stream", name, 206, {"content-range": where})
+
+
+def _check_first(offset: int | None, download: Download) -> None:
+    """A part has a byte at least. Raises InvalidInput."""
+    if offset is not None and offset >= download.total_bytes:
+        download.call.cancel()
+        raise InvalidInput(f"range: byte {offset} is behind the file's {download.total_bytes} bytes")
 
 
 async def download_archive(call: Call) -> Response:

@@ -340,9 +340,11 @@ async def test_a_range_that_is_none_is_answered_whole(client: Client, model: str
     assert (await client.http.get(url, headers={"range": span})).status_code == 200
 
 
-async def test_a_range_behind_the_end_is_416(client: Client, model: str) -> None:
+@pytest.mark.parametrize("beyond", [0, 1, 1000])
+async def test_a_range_behind_the_end_is_416(client: Client, model: str, beyond: int) -> None:
     url = (await links(client, model))["adapter_model.safetensors"]
-    assert (await client.http.get(url, headers={"range": f"bytes={len(FILE) + 1}-"})).status_code == 416
+    answer = await client.http.get(url, headers={"range": f"bytes={len(FILE) + beyond}-"})
+    assert (answer.status_code, answer.json()["category"]) == (416, "user")
 
 
 async def test_a_changed_link_is_403_and_reaches_nobody_SEC_06(
