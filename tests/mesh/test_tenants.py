@@ -10,7 +10,7 @@ import pytest
 from tests.doubles.admin import list_pools
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import WireClient, batch
-from tests.mesh.main_path import created
+from tests.mesh.main_path import base_sampler, created, sample
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 OTHER_KEY = "tml-other-tenant"
@@ -75,3 +75,25 @@ async def test_unknown_key_is_401_and_not_echoed_SEC(mesh: MeshProcesses) -> Non
     assert answer.status_code == 401
     assert "tml-stranger-secret" not in answer.text
     await stranger.close()
+
+
+async def settled_numbers(client: WireClient, sampler: str, seq_ids: range) -> list[int]:
+    """The client's cursor after each of its samples."""
+    target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0}
+    cursors = [0]
+    for seq_id in seq_ids:
+        sent = await client.post("/asample", sample(sampler, seq_id))
+        await client.future(sent.json()["request_id"])
+        answer = await client.post("/retrieve_futures", {"target": target, "prev_cursor": cursors[-1], "timeout": 0})
+        cursors.append(answer.json()["cursor"])
+    return cursors[1:]
+
+
+async def test_a_cursor_does_not_count_what_other_tenants_sample_SEC_11(
+    tenants: tuple[WireClient, WireClient],
+) -> None:
+    mine, other = tenants
+    samplers = [await base_sampler(client, await client.session()) for client in tenants]
+    [before] = await settled_numbers(mine, samplers[0], range(1))
+    await settled_numbers(other, samplers[1], range(5))
+    assert await settled_numbers(mine, samplers[0], range(1, 4)) == [before + 1, before + 2, before + 3]

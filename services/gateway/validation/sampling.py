@@ -16,6 +16,7 @@ from services.gateway.wire.batch_json import tokens_of
 from services.gateway.wire.json_body import INT64_MAX
 
 _MAX_STOP_CHARACTERS = 1024
+_MAX_TOP_K = (1 << 31) - 1
 
 
 class Sampler(NamedTuple):
@@ -120,8 +121,8 @@ def _top_p(value: float) -> float:
 
 
 def _top_k(value: int) -> int:
-    if value != -1 and not 1 <= value <= (1 << 31) - 1:
-        raise InvalidInput(f"top_k must be -1 (off) or >= 1, not {value}")
+    if value != -1 and not 1 <= value <= _MAX_TOP_K:
+        raise InvalidInput(f"top_k must be -1 (off) or lie in [1, {_MAX_TOP_K}], not {value}")
     return value
 
 

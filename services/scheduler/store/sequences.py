@@ -7,6 +7,7 @@ after its last use.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
@@ -20,6 +21,7 @@ from services.common.ids import key_hash, parse_sampling_session_id
 from services.scheduler.store import keys
 from services.scheduler.store.outages import reaching_redis
 
+_SEQUENCE = re.compile(r"([^.]+)\.(0|[1-9][0-9]{0,18})\.(0|[1-9][0-9]{0,4})")
 READ_TOGETHER = 32
 MAX_BYTES = 128 << 20
 """Of all records one request may name: they are held in memory together."""
@@ -47,10 +49,10 @@ def sequence_id(sampling_session_id: str, seq_id: int, index: int) -> str:
 
 def parse_sequence_id(text: str) -> SequenceRef:
     """Raises UnknownId when `text` is not a sequence id."""
-    session, _, rest = text.partition(".")
-    seq_id, _, index = rest.partition(".")
-    if not (seq_id.isdecimal() and index.isdecimal() and seq_id.isascii() and index.isascii() and len(index) < 6):
+    match = _SEQUENCE.fullmatch(text)
+    if match is None:
         raise UnknownId(f"sequence_id {text[:200]!r} is not one of this mesh")
+    session, seq_id, index = match.groups()
     return SequenceRef(parse_sampling_session_id(session).pool, key_hash("sample", session, seq_id), int(index))
 
 

@@ -199,6 +199,7 @@ SAMPLES: list[tuple[str, dict[str, Any], str]] = [
     ("top_p 1.1", params(top_p=1.1), r"top_p must lie in \(0, 1\]"),
     ("top_k 0", params(top_k=0), r"top_k must be -1"),
     ("top_k -2", params(top_k=-2), r"top_k must be -1"),
+    ("top_k above int32", params(top_k=1 << 40), r"top_k must be -1 \(off\) or lie in \[1, 2147483647\]"),
     ("mixed stop", params(stop=["a", 3]), r"stop mixes texts and token ids"),
     ("stop range", params(stop=[VOCAB]), r"each stop token must lie in \[0, 512\)"),
     ("stop negative", params(stop=[-1]), r"each stop token"),

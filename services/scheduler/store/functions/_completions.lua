@@ -1,6 +1,7 @@
 -- What settled for one client of a sampling session, in the order of settlement: a zset number ->
--- "<result bytes, or failed> <request id>". The numbers come from one counter per pool, so they rise
--- in each list, and a list that was trimmed to nothing goes on behind its last entry.
+-- "<result bytes, or failed> <request id>". The numbers come from one counter per tenant and pool: they
+-- rise in each list, a list that was trimmed to nothing goes on behind its last entry, and no tenant can
+-- count by its cursor what others sample.
 
 -- Far above what one tenant may have in flight: what a client has not seen is never cut off.
 local COMPLETIONS_KEPT = 32768
@@ -16,11 +17,13 @@ end
 
 -- The settled sample `key`; its client's waiters hear of it by the word "@<session>:<clone>".
 local function note_completion(context, key)
-  local row = redis.call('HMGET', context.prefix .. ':req:' .. key, 'parent', 'seq', 'request_id', 'state', 'result_bytes')
+  local row = redis.call('HMGET', context.prefix .. ':req:' .. key, 'parent', 'seq', 'request_id', 'state', 'result_bytes',
+    'tenant')
   local session, clone = row[1], clone_of(row[2])
   local list = completions_key(context.prefix, session, clone)
   local size = row[4] == 'done' and row[5] or 'failed'
-  redis.call('ZADD', list, int(redis.call('INCR', context.prefix .. ':completion')), size .. ' ' .. row[3])
+  local number = redis.call('HINCRBY', context.prefix .. ':completion_numbers', row[6], 1)
+  redis.call('ZADD', list, int(number), size .. ' ' .. row[3])
   redis.call('ZREMRANGEBYRANK', list, 0, -COMPLETIONS_KEPT - 1)
   redis.call('PEXPIRE', list, int(context.retention))
   table.insert(context.settled, '@' .. session .. ':' .. clone)

@@ -96,7 +96,7 @@ def test_a_sequence_id_is_found_again_by_its_parts() -> None:
     assert ref.key != parse_sequence_id(sequence_id(SESSION, 2**60, 3)).key
 
 
-@pytest.mark.parametrize("end", ["", ".1", ".1.", ".-1.0", ".1.0.0", ".1.9999999", ".x.0"])
+@pytest.mark.parametrize("end", ["", ".1", ".1.", ".-1.0", ".1.0.0", ".1.9999999", ".x.0", ".1.00", ".01.0", ".1.0\n"])
 def test_anything_else_is_no_sequence_id(end: str) -> None:
     for text in (f"{SESSION}{end}", "a.1.0"):
         with pytest.raises(UnknownId):
