@@ -99,7 +99,7 @@ def flops_per_token(engine: MegatronEngine) -> float:
     return 4.0 * (facts.layers * layer + facts.hidden * facts.vocab)
 
 
-def measure(load: Workload, repetitions: int, warmup: int) -> list[Figure]:
+def _variants(load: Workload) -> dict[str, Callable[[], float]]:
     eight, ragged, short = load.equal, load.ragged, load.short
     variants = {
         "one": lambda: load.one(eight),
@@ -110,10 +110,12 @@ def measure(load: Workload, repetitions: int, warmup: int) -> list[Figure]:
         "peft padded": lambda: load.peft.one_adapter(ragged),
         "short packed": lambda: load.packed(short),
         "short in turn": lambda: load.in_turn(short),
-        "peak": gemm_peak,
     }
-    actions = {name: timed(action) for name, action in variants.items() if name != "peak"}
-    seconds = interleave({**actions, "peak": gemm_peak}, repetitions, warmup)
+    return {**{name: timed(action) for name, action in variants.items()}, "peak": gemm_peak}
+
+
+def measure(load: Workload, repetitions: int, warmup: int) -> list[Figure]:
+    seconds = interleave(_variants(load), repetitions, warmup)
     tokens = ADAPTERS * 256
     rate = flops_per_token(load.engine) * tokens
     share = [rate / s / peak for s, peak in zip(seconds["one"], seconds["peak"], strict=True)]

@@ -167,14 +167,12 @@ class SamplingStore:
         upload, segments = "", 0
         if len(data) > SEGMENT_BYTES:
             upload, segments = await self._store_segments(pool, data, retention_ms)
-        inline = b"" if upload else data
-        prefix = [keys.pool_prefix(pool)]
         won, sampler = await self._call(
             "sampling_settle",
-            prefix,
+            [keys.pool_prefix(pool)],
             key,
             state,
-            inline,
+            b"" if upload else data,
             retention_ms,
             upload,
             segments,

@@ -24,6 +24,7 @@ from services.common.model_facts import model_facts
 from services.sampler.ports import EngineDead
 from services.sampler.process import SamplerProcess, serve
 from services.sampler.settings import Settings
+from tests.doubles.eventually import eventually
 from tests.unit.sampler.doubles import FakeEngine, write_adapter, write_model
 from tests.unit.sampler.test_sampling_plan import body
 
@@ -79,9 +80,7 @@ class Running:
     async def __aenter__(self) -> Running:
         process = SamplerProcess(self.settings, self.engine, model_facts(self.settings, "float32"))
         self.task = asyncio.create_task(process.serve(self.stop))
-        async with asyncio.timeout(10):
-            while not Path(self.settings.port_file).exists() and not self.task.done():
-                await asyncio.sleep(0.005)
+        await eventually(lambda: Path(self.settings.port_file).exists() or self.task.done())
         self.channel = open_channel(f"127.0.0.1:{Path(self.settings.port_file).read_text().strip()}")
         self.stub = SamplerStub(self.channel)
         return self
@@ -96,9 +95,8 @@ async def test_it_registers_its_facts_and_renews(model: Path, registry: Registry
     settings = settings_for(
         model, schedulers=f"127.0.0.1:{registry.server.port}", advertise="sampler.pod:7003", aliases="a, b"
     )
-    async with Running(settings), asyncio.timeout(10):
-        while len(registry.seen) < 3:
-            await asyncio.sleep(0.01)
+    async with Running(settings):
+        await eventually(lambda: len(registry.seen) >= 3)
     first = registry.seen[0]
     assert first.address == "sampler.pod:7003"
     assert first.sampler_id == "sampler-some-model-sampler.pod:7003"
@@ -116,9 +114,7 @@ async def test_it_waits_for_a_scheduler_that_is_not_there_yet(model: Path, regis
     async with Running(settings_for(model, schedulers=f"127.0.0.1:{port}")):
         later = Registry()
         await later.server.start(f"127.0.0.1:{port}")
-        async with asyncio.timeout(10):
-            while not later.seen:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: bool(later.seen))
         await later.server.stop(0.1)
 
 
@@ -134,9 +130,7 @@ async def test_a_dead_engine_fails_open_calls_and_ends_the_process(model: Path) 
         running.engine.gate.clear()
         call = running.stub.Sample(pb.SampleRequest(request_id="r", body=body()), timeout=10)
         waiting = asyncio.ensure_future(call)
-        async with asyncio.timeout(5):
-            while not running.engine.running:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: bool(running.engine.running))
         running.engine.dead.set_result(EngineDead("stage engine step: the engine died: boom"))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await waiting
@@ -146,17 +140,23 @@ async def test_a_dead_engine_fails_open_calls_and_ends_the_process(model: Path) 
             await asyncio.wait_for(running.task, 10)
 
 
+async def refuses_as_stopping(running: Running) -> bool:
+    """A sample that is still taken waits at the gate, for a moment only."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await running.stub.Sample(pb.SampleRequest(request_id="late", body=body()), timeout=0.2)
+    if caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return False
+    assert "stopping" in str(caught.value.details())
+    return True
+
+
 async def test_a_stop_lets_running_samples_finish_and_takes_no_new_ones(model: Path) -> None:
     async with Running(settings_for(model)) as running:
         running.engine.gate.clear()
         waiting = asyncio.ensure_future(running.stub.Sample(pb.SampleRequest(request_id="r", body=body()), timeout=10))
-        async with asyncio.timeout(5):
-            while not running.engine.running:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: bool(running.engine.running))
         running.stop.set()
-        await asyncio.sleep(0.05)
-        with pytest.raises(grpc.aio.AioRpcError, match="stopping"):
-            await running.stub.Sample(pb.SampleRequest(request_id="late", body=body()), timeout=5)
+        await eventually(lambda: refuses_as_stopping(running))
         running.engine.gate.set()
         assert len((await waiting).result.sequences) == 1
         await asyncio.wait_for(running.task, 10)
