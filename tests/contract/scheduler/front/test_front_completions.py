@@ -172,7 +172,7 @@ async def test_foreign_and_unknown_sessions_are_refused_SEC_05(replica: Replica)
 async def test_what_a_client_retrieved_goes_after_a_grace_and_nothing_else(
     mesh: FrontMesh, redis_client: Redis
 ) -> None:
-    replica = await mesh.replica(retrieved_grace_seconds=0.2)
+    replica = await mesh.replica(retrieved_grace_seconds=60)
     sampler = await idle_sampler(replica)
     other = await base_sampler(replica, sampler.split(":")[0], seq=1)
     mine, kept, open_one = await submitted(replica, sampler, 0, 1, 2)
@@ -183,7 +183,7 @@ async def test_what_a_client_retrieved_goes_after_a_grace_and_nothing_else(
     assert expires[kept] - expires[mine] > 3_600_000 and expires[others] >= expires[kept]
     assert await redis_client.hget(_row(open_one), "state") == b"queued"
     assert (await replica.scheduler.Submit(sample_request(sampler, 0))).request_id == mine  # in its grace
-    await asyncio.sleep(0.25)
+    await redis_client.hset(_row(mine), "expires_ms", 1)  # its grace is over
     again = (await replica.scheduler.Submit(sample_request(sampler, 0))).request_id
     assert again != mine
     assert "expired" in (await result(replica, again)).failure.message
@@ -203,11 +203,13 @@ async def test_a_large_result_leaves_redis_once_its_client_has_it_FUT_06(
     assert len(segments) == 3 and await redis_client.hget(_row(request_id), "result") is None
     assert 0 < await redis_client.pttl(segments[0]) <= 86_400_000
     await listed(replica, sampler, retrieved=(request_id,))
-    await asyncio.sleep(0.15)
-    functions = Functions(redis_client)
-    store = SamplingStore(redis_client, functions, SequenceStore(redis_client, 1000))
-    assert await store.sweep("double", 100, 86_400_000) == 1
-    assert await redis_client.exists(*segments) == 0
+    store = SamplingStore(redis_client, Functions(redis_client), SequenceStore(redis_client, 1000))
+
+    async def swept() -> bool:
+        await store.sweep("double", 100, 86_400_000)
+        return await redis_client.exists(*segments) == 0
+
+    await eventually(swept)
     assert await redis_client.exists(_row(request_id)) == 1, "the row outlives its result"
 
 
@@ -217,14 +219,15 @@ def test_results_outlive_the_longest_retries_of_the_sdk_FUT_06() -> None:
     assert settings.retrieved_grace_seconds >= 300  # its retries of one call
 
 
-async def test_the_terminal_answer_of_an_expired_key_is_a_completion_too_IDEM_05(mesh: FrontMesh) -> None:
+async def test_the_terminal_answer_of_an_expired_key_is_a_completion_too_IDEM_05(
+    replica: Replica, redis_client: Redis
+) -> None:
     """Else a client that waits for all of its samples with one request would wait for this one for ever."""
-    replica = await mesh.replica(retention_seconds=0.2)
     sampler = await idle_sampler(replica)
     (first,) = await submitted(replica, sampler, 0)
     await cancel(replica, first)
     cursor = (await listed(replica, sampler)).cursor
-    await asyncio.sleep(0.25)
+    await redis_client.hset(_row(first), "expires_ms", 1)
     (second,) = await submitted(replica, sampler, 0)
     assert second != first
     assert [one.request_id for one in (await listed(replica, sampler, cursor)).completions] == [second]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 
 from redis.asyncio import Redis
@@ -58,13 +57,15 @@ async def _absent(redis: Redis, *rows: str) -> bool:
     return await redis.exists(*rows) == 0
 
 
-async def test_pending_sample_never_expires_FUT_04(mesh: FrontMesh, redis_client: Redis) -> None:
-    replica = await mesh.replica(retention_seconds=0.2)
+async def test_pending_sample_never_expires_FUT_04(mesh: FrontMesh, redis_client: Redis, functions: Functions) -> None:
+    replica = await mesh.replica(retention_seconds=0)
     await unserved_pool(replica)
     sampler = await base_sampler(replica, await session(replica))
     reply = await replica.scheduler.Submit(sample_request(sampler, 0))
-    await asyncio.sleep(0.5)
     row = keys.req("double", reply.request_id.split(".")[1])
+    assert await redis_client.hget(row, "expires_ms") in (None, b"0"), "retention begins at the settlement"
+    store = SamplingStore(redis_client, functions, SequenceStore(redis_client, 1000))
+    assert await store.sweep("double", 10, 100) == 0
     assert await redis_client.hget(row, "state") in (b"queued", b"running")
     assert await redis_client.ttl(row) == -1
     assert (await replica.scheduler.Submit(sample_request(sampler, 0))).request_id == reply.request_id
