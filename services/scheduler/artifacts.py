@@ -81,9 +81,17 @@ class Artifacts:
         return _living(artifact, entry)
 
     async def pinned(self, path: TinkerPath, version: str) -> Artifact:
-        """A version its reader was told of before, superseded or not. Raises InvalidInput, MissingResource."""
+        """A version its reader was told of before, superseded or not. Raises InvalidInput, MissingResource.
+
+        The end of the checkpoint is the end of its superseded versions too, whose files go later.
+        """
         artifact = await in_store(self._read_pinned, path, version)
-        return _living(artifact, await self._entry(artifact))
+        entry = await self._catalog.checkpoint(artifact.meta.tenant_id, path)
+        if entry is None:
+            await self.stored(path)  # of what the catalog does not know, the name itself must be there
+        elif entry.version != artifact.version and not entry.alive():
+            raise MissingResource(f"{path}: this version was deleted")
+        return _living(artifact, entry if entry is not None and entry.version == artifact.version else None)
 
     async def _entry(self, artifact: Artifact) -> CheckpointEntry | None:
         """What the catalog says of this version; None when it speaks of another one, or of none."""

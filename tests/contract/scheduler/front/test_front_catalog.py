@@ -330,6 +330,18 @@ async def test_a_deleted_checkpoints_links_end_with_it(owner: Owner) -> None:
         await _data(owner.catalog.ReadFile(read))
 
 
+async def test_links_of_overwritten_versions_end_with_the_checkpoint_too(owner: Owner) -> None:
+    path = await owner.save("a")
+    told = await owner.catalog.DescribeDownload(cat.DescribeDownloadRequest(tenant_id=ALICE, path=path))
+    read = cat.ReadFileRequest(path=path, version=told.version, file="state.json")
+    await owner.save("a", overwrite=True)
+    assert await _data(owner.catalog.ReadFile(read))
+    delete = pb.DeleteCheckpointRequest(tenant_id=ALICE, training_run_id=owner.model, checkpoint_id="weights/a")
+    await owner.replica.scheduler.DeleteCheckpoint(delete)
+    async with refused(MissingResource):
+        await _data(owner.catalog.ReadFile(read))
+
+
 async def test_an_export_is_neither_loaded_nor_sampled_from(owner: Owner) -> None:
     path = (await owner.export("x")).path
     request = pb.CreateSamplingSessionRequest(tenant_id=ALICE, session_id=owner.session, model_path=path)
