@@ -155,7 +155,8 @@ class AdapterTable:
             raise InvalidInput("adapter.name is empty")
         directory = contained(self._root, path)
         if not directory.is_dir():
-            raise MissingResource(f"adapter {name}: there is no directory {path[:300]!r} in the store")
+            remedy = "save it again with save_weights_for_sampler and make a sampler of what that answers"
+            raise MissingResource(f"adapter {name} has no files any more: it was deleted or expired; {remedy}")
         return directory
 
     async def _until_ready(self, resident: Resident) -> None:

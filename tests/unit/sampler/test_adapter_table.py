@@ -220,7 +220,7 @@ async def test_a_path_outside_the_store_is_refused_SEC_09(engine: FakeEngine, st
 
 async def test_a_missing_directory_or_name_is_said(engine: FakeEngine, store: Path) -> None:
     table = table_of(engine, store)
-    with pytest.raises(MissingResource, match="no directory"):
+    with pytest.raises(MissingResource, match="deleted or expired; save it again with save_weights_for_sampler"):
         await table.load("x@1", "nowhere")
     with pytest.raises(InvalidInput, match="name is empty"):
         await table.load("", "m0@1")
