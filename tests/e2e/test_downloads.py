@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,10 +18,13 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
-def service(real_mesh: RealMeshProcesses, monkeypatch: pytest.MonkeyPatch) -> Any:
+def service(real_mesh: RealMeshProcesses, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Closed afterwards: the mesh has eight slots for all tests together."""
     for name, value in real_mesh.environment.items():
         monkeypatch.setenv(name, value)
-    return tinker.ServiceClient()
+    client = tinker.ServiceClient()
+    yield client
+    client.close("success").result()
 
 
 def test_an_export_is_a_peft_adapter(service: Any, real_mesh: RealMeshProcesses) -> None:

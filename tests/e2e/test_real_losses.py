@@ -20,8 +20,9 @@ TOLERANCE = 2e-3
 PARTS = ("train_attn", "train_mlp", "train_unembed")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def service(real_mesh: RealMeshProcesses) -> Iterator[Any]:
+    """Closed after each test: the mesh has eight slots for all tests together."""
     client = tinker.ServiceClient(base_url=real_mesh.base_url, api_key=real_mesh.api_key)
     yield client
     client.close("success").result()
