@@ -46,9 +46,9 @@ def main() -> int:
     for name in arguments.names or known:
         console.print(f"{name} …", style="dim")
         sections.append(_section(name, known[name], arguments.quick))
-    finished = report.Report(described, arguments.quick, sections)
+        finished = report.Report(described, arguments.quick, sections)
+        text, data = report.write(finished, arguments.out)  # after each: half an hour is not lost to a cut
     report.show(finished, console)
-    text, data = report.write(finished, arguments.out)
     console.print(f"written: {text} and {data}")
     return 1 if any(section.error for section in sections) else 0
 
