@@ -105,7 +105,7 @@ def publish(public: Path, fill: Callable[[Path], None], claim: Claim, *, reached
         _seal(temporary, version)
         reached("renamed")
         return _swing(public, version, claim, reached)
-    except BaseException:
+    except BaseException:  # nothing is handled here: half-written files go, the cause goes on
         _clean_up(public, temporary, version)
         raise
 
