@@ -23,7 +23,8 @@ from tinkermesh.v1 import (
 from services.common.errors import Unavailable
 from services.common.grpc_server import GrpcServer
 from services.common.process import write_port
-from services.scheduler.parts import Assembly, Parts
+from services.scheduler.parts.assembly import Assembly, Parts
+from services.scheduler.parts.ground import Ground
 from services.scheduler.settings import Settings
 from services.scheduler.startup_checks import check_redis
 from services.scheduler.store.connection import Redis, connect
@@ -56,7 +57,7 @@ class App:
         settings = self._settings
         functions = Functions(self._redis)
         await self._reach_redis(functions)
-        parts = self._parts = Assembly(settings, self._redis, functions, self._notices).parts()
+        parts = self._parts = Assembly(Ground(settings, self._redis, functions, self._notices)).parts()
         self._run(self._notices.run(), "notices")
         async with asyncio.timeout(REDIS_WAIT_SECONDS):
             await self._notices.subscribed.wait()

@@ -1,4 +1,4 @@
-"""The seams inside the scheduler. Each is small; implementations are wired in parts.py."""
+"""The seams inside the scheduler. Each is small; implementations are wired in parts/."""
 
 from __future__ import annotations
 
