@@ -92,3 +92,9 @@ def optim_step(slot: SlotWeights, adam: types.AdamParams) -> dict[str, float]:
     metrics = {"grad_norm": norm, "window_datums": float(slot.window_datums)}
     slot.window, slot.window_datums = 0, 0
     return metrics
+
+
+def skip_step(slot: SlotWeights, _adam: types.AdamParams) -> dict[str, float]:
+    """What a step comes to whose gradient is not finite: the window is gone, nothing else moves."""
+    slot.window, slot.window_datums = 0, 0
+    return {"skipped_nonfinite": 1.0}

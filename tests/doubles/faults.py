@@ -10,8 +10,11 @@ action  delay_before | delay_after    sleep `seconds`
         fail                          the whole unit fails (server category)
         fail_user                     the whole unit fails (user category)
         fail_datum                    datum `datum` of the pass fails and contributes nothing
+        fail_transient                the whole unit fails, marked as worth another try
+        skip_step                     an optimizer step finds a gradient that is not finite: skipped
         drop_reply                    executed, but the RPC answers UNAVAILABLE
         die_before | die_after        SIGKILL of this process, before or after taking effect
+length  only passes that hold a datum of so many tokens (0 = any unit): what poison looks like
 skip    leave that many matching executions alone first; times: then apply to that many (0 = always)
 """
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,11 +38,12 @@ class Rule:
     skip: int = 0
     seconds: float = 0.0
     datum: int = 0
+    length: int = 0
     seen: int = 0
 
-    def fires(self, kind: str) -> bool:
-        """Counts one matching execution."""
-        if self.kind not in ("", kind):
+    def fires(self, kind: str, lengths: Collection[int] = ()) -> bool:
+        """Counts one matching execution; `lengths`: of the datums it holds."""
+        if self.kind not in ("", kind) or (self.length and self.length not in lengths):
             return False
         self.seen += 1
         late = self.times and self.seen > self.skip + self.times
@@ -59,9 +64,9 @@ class Faults:
     def remove(self, rule: Rule) -> None:
         self.rules.remove(rule)
 
-    def due(self, kind: str) -> list[Rule]:
+    def due(self, kind: str, lengths: Collection[int] = ()) -> list[Rule]:
         self.refresh()
-        return [rule for rule in self.rules if rule.fires(kind)]
+        return [rule for rule in self.rules if rule.fires(kind, lengths)]
 
     async def apply_waits(self, due: list[Rule], when: str) -> None:
         """`when` is before or after."""

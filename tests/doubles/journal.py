@@ -20,7 +20,8 @@ class Journal:
     entries: list[dict[str, Any]] = field(default_factory=list)
 
     def executed(self, unit: pb.Unit, kind: str) -> None:
-        self.write({"unit_id": unit.unit_id, "term": unit.term, "kind": kind, **_details(unit, kind)})
+        replay = {"replay": True} if unit.replay else {}
+        self.write({"unit_id": unit.unit_id, "term": unit.term, "kind": kind, **replay, **_details(unit, kind)})
 
     def write(self, entry: dict[str, Any]) -> None:
         entry = {"incarnation": self.incarnation, **entry}
@@ -51,8 +52,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def datum_counts(entries: list[dict[str, Any]], *, backward: bool = True) -> Counter[tuple[str, int]]:
-    """(request id, datum index) -> how often its gradients (or scores) were computed."""
-    passes = (e for e in entries if e["kind"] == "pass" and e["backward"] == backward)
+    """(request id, datum index) -> how often its gradients (or scores) were computed, replays not counted."""
+    passes = (e for e in entries if e["kind"] == "pass" and e["backward"] == backward and not e.get("replay"))
     return Counter((request, index) for entry in passes for request, index in entry["datums"])
 
 

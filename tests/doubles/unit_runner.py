@@ -56,7 +56,7 @@ class UnitRunner:
             return recorded
 
     async def _run(self, unit: pb.Unit, payload: bytes, kind: str) -> Recorded:
-        due = self.faults.due(kind)
+        due = self.faults.due(kind, _lengths(unit))
         await self._before(due)
         started = time.monotonic()
         outcome, scores = self._outcome(unit, payload, kind, due)
@@ -77,8 +77,9 @@ class UnitRunner:
 
     def _outcome(self, unit: pb.Unit, payload: bytes, kind: str, due: list[Rule]) -> Recorded:
         for rule in due:
-            if rule.action in ("fail", "fail_user"):
+            if rule.action in ("fail", "fail_user", "fail_transient"):
                 injected = failure(f"injected failure of a {kind} unit", user=rule.action == "fail_user")
+                injected.transient = rule.action == "fail_transient"
                 return pb.UnitOutcome(failure=injected), b""
         try:
             outcome, scores = self._effect(unit, payload, kind, due)
@@ -91,7 +92,7 @@ class UnitRunner:
         if kind == "pass":
             return self._pass(getattr(unit, "pass"), payload, due)
         if kind == "optim":
-            return self._optim(unit.optim), b""
+            return self._optim(unit.optim, any(rule.action == "skip_step" for rule in due)), b""
         if kind == "init":
             return self._assign(unit.init.slot, arithmetic.fresh(unit.init.layout, unit.init.seed)), b""
         if kind == "load":
@@ -136,11 +137,12 @@ class UnitRunner:
         outcome_pass.datums.extend(outcomes)
         return outcome, b"".join(scores)
 
-    def _optim(self, work: pb.OptimWork) -> pb.UnitOutcome:
+    def _optim(self, work: pb.OptimWork, nonfinite: bool) -> pb.UnitOutcome:
         stepped = [(step, self._held(step.slot, step.load_number)) for step in work.steps]
         outcomes = []
         for step, slot in stepped:
-            done = self._slot_outcome(step.slot, arithmetic.optim_step(slot, step.adam))
+            stepping = arithmetic.skip_step if nonfinite or step.skip else arithmetic.optim_step
+            done = self._slot_outcome(step.slot, stepping(slot, step.adam))
             done.request_id = step.request_id
             outcomes.append(done)
         return _slots(outcomes)
@@ -213,6 +215,10 @@ def _datums(work: pb.PassWork, payload: bytes) -> Iterable[tuple[pb.PassItem, Da
         start += size
     if start != len(payload):
         raise InvalidInput(f"payload has {len(payload)} bytes, its items say {start}")
+
+
+def _lengths(unit: pb.Unit) -> set[int]:
+    return {length for item in getattr(unit, "pass").items for length in item.lengths}
 
 
 def die_if(due: list[Rule], action: str) -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tinkermesh.v1 import types_pb2 as tinkermesh_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btinkermesh/v1/trainer.proto\x12\rtinkermesh.v1\x1a\x19tinkermesh/v1/types.proto\"\x18\n\x16\x44\x65scribeTrainerRequest\"\x99\x01\n\tSlotState\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bload_number\x18\x02 \x01(\x04\x12\x0e\n\x06loaded\x18\x03 \x01(\x08\x12,\n\x06layout\x18\x04 \x01(\x0b\x32\x1c.tinkermesh.v1.AdapterLayout\x12\x16\n\x0eoptimizer_step\x18\x05 \x01(\x04\x12\x13\n\x0bwindow_open\x18\x06 \x01(\x08\"\xc7\x01\n\x12TrainerDescription\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\'\n\x05\x66\x61\x63ts\x18\x04 \x01(\x0b\x32\x18.tinkermesh.v1.PoolFacts\x12\'\n\x05slots\x18\x05 \x03(\x0b\x32\x18.tinkermesh.v1.SlotState\x12\x14\n\x0crunning_unit\x18\x06 \x01(\t\x12\x12\n\nworld_size\x18\x07 \x01(\r\"4\n\x0fTakeoverRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\">\n\rTakeoverReply\x12\x16\n\x0e\x66inished_units\x18\x01 \x03(\t\x12\x15\n\rrunning_units\x18\x02 \x03(\t\"=\n\x07UnitRef\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07unit_id\x18\x03 \x01(\t\"\x88\x01\n\x08PassItem\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x13\n\x0bload_number\x18\x03 \x01(\x04\x12\x13\n\x0b\x66irst_datum\x18\x04 \x01(\r\x12\x0f\n\x07lengths\x18\x05 \x03(\r\x12\x0e\n\x06widths\x18\x06 \x03(\r\x12\x0f\n\x07\x63olumns\x18\x07 \x03(\r\"}\n\x08PassWork\x12\x10\n\x08\x62\x61\x63kward\x18\x01 \x01(\x08\x12\'\n\x04loss\x18\x02 \x01(\x0b\x32\x19.tinkermesh.v1.LossConfig\x12\x0e\n\x06\x66ields\x18\x03 \x03(\t\x12&\n\x05items\x18\x04 \x03(\x0b\x32\x17.tinkermesh.v1.PassItem\"j\n\x08SlotStep\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bload_number\x18\x02 \x01(\x04\x12\'\n\x04\x61\x64\x61m\x18\x03 \x01(\x0b\x32\x19.tinkermesh.v1.AdamParams\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"3\n\tOptimWork\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.tinkermesh.v1.SlotStep\"j\n\x0cInitSlotWork\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12,\n\x06layout\x18\x03 \x01(\x0b\x32\x1c.tinkermesh.v1.AdapterLayout\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"\xac\x01\n\x0cLoadSlotWork\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12,\n\x06layout\x18\x03 \x01(\x0b\x32\x1c.tinkermesh.v1.AdapterLayout\x12\x11\n\tdirectory\x18\x04 \x01(\t\x12\x11\n\toptimizer\x18\x05 \x01(\x08\x12\x13\n\x0binto_loaded\x18\x06 \x01(\x08\x12\x13\n\x0bload_number\x18\x07 \x01(\x04\"\xf6\x01\n\x0c\x41rtifactMeta\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x15\n\rownership_mac\x18\x02 \x01(\t\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x12\n\nbase_model\x18\x06 \x01(\t\x12,\n\x06layout\x18\x07 \x01(\x0b\x32\x1c.tinkermesh.v1.AdapterLayout\x12\x1a\n\x12user_metadata_json\x18\x08 \x01(\t\x12\x17\n\x0f\x63reated_unix_ms\x18\t \x01(\x03\x12\x17\n\x0f\x65xpires_unix_ms\x18\n \x01(\x03\"\x82\x01\n\x0cSaveSlotWork\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bload_number\x18\x02 \x01(\x04\x12)\n\x04meta\x18\x03 \x01(\x0b\x32\x1b.tinkermesh.v1.ArtifactMeta\x12\x11\n\tdirectory\x18\x04 \x01(\t\x12\x11\n\toverwrite\x18\x05 \x01(\x08\"s\n\x10SnapshotSlotWork\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bload_number\x18\x02 \x01(\x04\x12)\n\x04meta\x18\x03 \x01(\x0b\x32\x1b.tinkermesh.v1.ArtifactMeta\x12\x11\n\tdirectory\x18\x04 \x01(\t\"\x1e\n\x0eUnloadSlotWork\x12\x0c\n\x04slot\x18\x01 \x01(\r\"\x9a\x03\n\x04Unit\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07unit_id\x18\x03 \x01(\t\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\'\n\x04pass\x18\x05 \x01(\x0b\x32\x17.tinkermesh.v1.PassWorkH\x00\x12)\n\x05optim\x18\x06 \x01(\x0b\x32\x18.tinkermesh.v1.OptimWorkH\x00\x12+\n\x04init\x18\x07 \x01(\x0b\x32\x1b.tinkermesh.v1.InitSlotWorkH\x00\x12+\n\x04load\x18\x08 \x01(\x0b\x32\x1b.tinkermesh.v1.LoadSlotWorkH\x00\x12+\n\x04save\x18\t \x01(\x0b\x32\x1b.tinkermesh.v1.SaveSlotWorkH\x00\x12\x33\n\x08snapshot\x18\n \x01(\x0b\x32\x1f.tinkermesh.v1.SnapshotSlotWorkH\x00\x12/\n\x06unload\x18\x0b \x01(\x0b\x32\x1d.tinkermesh.v1.UnloadSlotWorkH\x00\x42\x06\n\x04work\"L\n\tUnitFrame\x12#\n\x04unit\x18\x01 \x01(\x0b\x32\x13.tinkermesh.v1.UnitH\x00\x12\x11\n\x07payload\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"E\n\x0c\x44\x61tumOutcome\x12\x0c\n\x04loss\x18\x01 \x01(\x01\x12\'\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x16.tinkermesh.v1.Failure\"\xa4\x01\n\x0bPassOutcome\x12+\n\x06\x64\x61tums\x18\x01 \x03(\x0b\x32\x1b.tinkermesh.v1.DatumOutcome\x12\x38\n\x07metrics\x18\x02 \x03(\x0b\x32\'.tinkermesh.v1.PassOutcome.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xf1\x01\n\x0bSlotOutcome\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bload_number\x18\x02 \x01(\x04\x12\x38\n\x07metrics\x18\x03 \x03(\x0b\x32\'.tinkermesh.v1.SlotOutcome.MetricsEntry\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.tinkermesh.v1.Failure\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x18\n\x10\x61ssignment_began\x18\x06 \x01(\x08\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe6\x01\n\x0bUnitOutcome\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x17\n\x0f\x65xecute_seconds\x18\x03 \x01(\x01\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.tinkermesh.v1.Failure\x12(\n\x04pass\x18\x05 \x01(\x0b\x32\x1a.tinkermesh.v1.PassOutcome\x12)\n\x05slots\x18\x06 \x03(\x0b\x32\x1a.tinkermesh.v1.SlotOutcome\x12\x18\n\x10\x61rtifact_pending\x18\x07 \x01(\x08\"Y\n\x0cOutcomeFrame\x12-\n\x07outcome\x18\x01 \x01(\x0b\x32\x1a.tinkermesh.v1.UnitOutcomeH\x00\x12\x11\n\x07payload\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"I\n\x12\x41\x63knowledgeRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08unit_ids\x18\x03 \x03(\t\"\x12\n\x10\x41\x63knowledgeReply\"z\n\x0f\x41rtifactOutcome\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\'\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x16.tinkermesh.v1.Failure\x12\x19\n\x11version_directory\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x32\xcc\x03\n\x07Trainer\x12T\n\x08\x44\x65scribe\x12%.tinkermesh.v1.DescribeTrainerRequest\x1a!.tinkermesh.v1.TrainerDescription\x12H\n\x08Takeover\x12\x1e.tinkermesh.v1.TakeoverRequest\x1a\x1c.tinkermesh.v1.TakeoverReply\x12\x44\n\x07\x45xecute\x12\x18.tinkermesh.v1.UnitFrame\x1a\x1b.tinkermesh.v1.OutcomeFrame(\x01\x30\x01\x12?\n\x06\x41ttach\x12\x16.tinkermesh.v1.UnitRef\x1a\x1b.tinkermesh.v1.OutcomeFrame0\x01\x12Q\n\x0b\x41\x63knowledge\x12!.tinkermesh.v1.AcknowledgeRequest\x1a\x1f.tinkermesh.v1.AcknowledgeReply\x12G\n\rAwaitArtifact\x12\x16.tinkermesh.v1.UnitRef\x1a\x1e.tinkermesh.v1.ArtifactOutcomeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btinkermesh/v1/trainer.proto\x12\rtinkermesh.v1\x1a\x19tinkermesh/v1/types.proto\"\x18\n\x16\x44\x65scribeTrainerRequest\"\x99\x01\n\tSlotState\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bload_number\x18\x02 \x01(\x04\x12\x0e\n\x06loaded\x18\x03 \x01(\x08\x12,\n\x06layout\x18\x04 \x01(\x0b\x32\x1c.tinkermesh.v1.AdapterLayout\x12\x16\n\x0eoptimizer_step\x18\x05 \x01(\x04\x12\x13\n\x0bwindow_open\x18\x06 \x01(\x08\"\xc7\x01\n\x12TrainerDescription\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\'\n\x05\x66\x61\x63ts\x18\x04 \x01(\x0b\x32\x18.tinkermesh.v1.PoolFacts\x12\'\n\x05slots\x18\x05 \x03(\x0b\x32\x18.tinkermesh.v1.SlotState\x12\x14\n\x0crunning_unit\x18\x06 \x01(\t\x12\x12\n\nworld_size\x18\x07 \x01(\r\"4\n\x0fTakeoverRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\">\n\rTakeoverReply\x12\x16\n\x0e\x66inished_units\x18\x01 \x03(\t\x12\x15\n\rrunning_units\x18\x02 \x03(\t\"=\n\x07UnitRef\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07unit_id\x18\x03 \x01(\t\"\x88\x01\n\x08PassItem\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x13\n\x0bload_number\x18\x03 \x01(\x04\x12\x13\n\x0b\x66irst_datum\x18\x04 \x01(\r\x12\x0f\n\x07lengths\x18\x05 \x03(\r\x12\x0e\n\x06widths\x18\x06 \x03(\r\x12\x0f\n\x07\x63olumns\x18\x07 \x03(\r\"}\n\x08PassWork\x12\x10\n\x08\x62\x61\x63kward\x18\x01 \x01(\x08\x12\'\n\x04loss\x18\x02 \x01(\x0b\x32\x19.tinkermesh.v1.LossConfig\x12\x0e\n\x06\x66ields\x18\x03 \x03(\t\x12&\n\x05items\x18\x04 \x03(\x0b\x32\x17.tinkermesh.v1.PassItem\"x\n\x08SlotStep\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bload_number\x18\x02 \x01(\x04\x12\'\n\x04\x61\x64\x61m\x18\x03 \x01(\x0b\x32\x19.tinkermesh.v1.AdamParams\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0c\n\x04skip\x18\x05 \x01(\x08\"3\n\tOptimWork\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.tinkermesh.v1.SlotStep\"j\n\x0cInitSlotWork\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12,\n\x06layout\x18\x03 \x01(\x0b\x32\x1c.tinkermesh.v1.AdapterLayout\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"\xac\x01\n\x0cLoadSlotWork\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12,\n\x06layout\x18\x03 \x01(\x0b\x32\x1c.tinkermesh.v1.AdapterLayout\x12\x11\n\tdirectory\x18\x04 \x01(\t\x12\x11\n\toptimizer\x18\x05 \x01(\x08\x12\x13\n\x0binto_loaded\x18\x06 \x01(\x08\x12\x13\n\x0bload_number\x18\x07 \x01(\x04\"\xf6\x01\n\x0c\x41rtifactMeta\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x15\n\rownership_mac\x18\x02 \x01(\t\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x12\n\nbase_model\x18\x06 \x01(\t\x12,\n\x06layout\x18\x07 \x01(\x0b\x32\x1c.tinkermesh.v1.AdapterLayout\x12\x1a\n\x12user_metadata_json\x18\x08 \x01(\t\x12\x17\n\x0f\x63reated_unix_ms\x18\t \x01(\x03\x12\x17\n\x0f\x65xpires_unix_ms\x18\n \x01(\x03\"\x82\x01\n\x0cSaveSlotWork\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bload_number\x18\x02 \x01(\x04\x12)\n\x04meta\x18\x03 \x01(\x0b\x32\x1b.tinkermesh.v1.ArtifactMeta\x12\x11\n\tdirectory\x18\x04 \x01(\t\x12\x11\n\toverwrite\x18\x05 \x01(\x08\"s\n\x10SnapshotSlotWork\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bload_number\x18\x02 \x01(\x04\x12)\n\x04meta\x18\x03 \x01(\x0b\x32\x1b.tinkermesh.v1.ArtifactMeta\x12\x11\n\tdirectory\x18\x04 \x01(\t\"\x1e\n\x0eUnloadSlotWork\x12\x0c\n\x04slot\x18\x01 \x01(\r\"\xaa\x03\n\x04Unit\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07unit_id\x18\x03 \x01(\t\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\'\n\x04pass\x18\x05 \x01(\x0b\x32\x17.tinkermesh.v1.PassWorkH\x00\x12)\n\x05optim\x18\x06 \x01(\x0b\x32\x18.tinkermesh.v1.OptimWorkH\x00\x12+\n\x04init\x18\x07 \x01(\x0b\x32\x1b.tinkermesh.v1.InitSlotWorkH\x00\x12+\n\x04load\x18\x08 \x01(\x0b\x32\x1b.tinkermesh.v1.LoadSlotWorkH\x00\x12+\n\x04save\x18\t \x01(\x0b\x32\x1b.tinkermesh.v1.SaveSlotWorkH\x00\x12\x33\n\x08snapshot\x18\n \x01(\x0b\x32\x1f.tinkermesh.v1.SnapshotSlotWorkH\x00\x12/\n\x06unload\x18\x0b \x01(\x0b\x32\x1d.tinkermesh.v1.UnloadSlotWorkH\x00\x12\x0e\n\x06replay\x18\x0c \x01(\x08\x42\x06\n\x04work\"L\n\tUnitFrame\x12#\n\x04unit\x18\x01 \x01(\x0b\x32\x13.tinkermesh.v1.UnitH\x00\x12\x11\n\x07payload\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"E\n\x0c\x44\x61tumOutcome\x12\x0c\n\x04loss\x18\x01 \x01(\x01\x12\'\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x16.tinkermesh.v1.Failure\"\xa4\x01\n\x0bPassOutcome\x12+\n\x06\x64\x61tums\x18\x01 \x03(\x0b\x32\x1b.tinkermesh.v1.DatumOutcome\x12\x38\n\x07metrics\x18\x02 \x03(\x0b\x32\'.tinkermesh.v1.PassOutcome.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xf1\x01\n\x0bSlotOutcome\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bload_number\x18\x02 \x01(\x04\x12\x38\n\x07metrics\x18\x03 \x03(\x0b\x32\'.tinkermesh.v1.SlotOutcome.MetricsEntry\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.tinkermesh.v1.Failure\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x18\n\x10\x61ssignment_began\x18\x06 \x01(\x08\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe6\x01\n\x0bUnitOutcome\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x17\n\x0f\x65xecute_seconds\x18\x03 \x01(\x01\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.tinkermesh.v1.Failure\x12(\n\x04pass\x18\x05 \x01(\x0b\x32\x1a.tinkermesh.v1.PassOutcome\x12)\n\x05slots\x18\x06 \x03(\x0b\x32\x1a.tinkermesh.v1.SlotOutcome\x12\x18\n\x10\x61rtifact_pending\x18\x07 \x01(\x08\"Y\n\x0cOutcomeFrame\x12-\n\x07outcome\x18\x01 \x01(\x0b\x32\x1a.tinkermesh.v1.UnitOutcomeH\x00\x12\x11\n\x07payload\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"I\n\x12\x41\x63knowledgeRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08unit_ids\x18\x03 \x03(\t\"\x12\n\x10\x41\x63knowledgeReply\"z\n\x0f\x41rtifactOutcome\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\'\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x16.tinkermesh.v1.Failure\x12\x19\n\x11version_directory\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x32\xcc\x03\n\x07Trainer\x12T\n\x08\x44\x65scribe\x12%.tinkermesh.v1.DescribeTrainerRequest\x1a!.tinkermesh.v1.TrainerDescription\x12H\n\x08Takeover\x12\x1e.tinkermesh.v1.TakeoverRequest\x1a\x1c.tinkermesh.v1.TakeoverReply\x12\x44\n\x07\x45xecute\x12\x18.tinkermesh.v1.UnitFrame\x1a\x1b.tinkermesh.v1.OutcomeFrame(\x01\x30\x01\x12?\n\x06\x41ttach\x12\x16.tinkermesh.v1.UnitRef\x1a\x1b.tinkermesh.v1.OutcomeFrame0\x01\x12Q\n\x0b\x41\x63knowledge\x12!.tinkermesh.v1.AcknowledgeRequest\x1a\x1f.tinkermesh.v1.AcknowledgeReply\x12G\n\rAwaitArtifact\x12\x16.tinkermesh.v1.UnitRef\x1a\x1e.tinkermesh.v1.ArtifactOutcomeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,45 +53,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PASSWORK']._serialized_start=777
   _globals['_PASSWORK']._serialized_end=902
   _globals['_SLOTSTEP']._serialized_start=904
-  _globals['_SLOTSTEP']._serialized_end=1010
-  _globals['_OPTIMWORK']._serialized_start=1012
-  _globals['_OPTIMWORK']._serialized_end=1063
-  _globals['_INITSLOTWORK']._serialized_start=1065
-  _globals['_INITSLOTWORK']._serialized_end=1171
-  _globals['_LOADSLOTWORK']._serialized_start=1174
-  _globals['_LOADSLOTWORK']._serialized_end=1346
-  _globals['_ARTIFACTMETA']._serialized_start=1349
-  _globals['_ARTIFACTMETA']._serialized_end=1595
-  _globals['_SAVESLOTWORK']._serialized_start=1598
-  _globals['_SAVESLOTWORK']._serialized_end=1728
-  _globals['_SNAPSHOTSLOTWORK']._serialized_start=1730
-  _globals['_SNAPSHOTSLOTWORK']._serialized_end=1845
-  _globals['_UNLOADSLOTWORK']._serialized_start=1847
-  _globals['_UNLOADSLOTWORK']._serialized_end=1877
-  _globals['_UNIT']._serialized_start=1880
-  _globals['_UNIT']._serialized_end=2290
-  _globals['_UNITFRAME']._serialized_start=2292
-  _globals['_UNITFRAME']._serialized_end=2368
-  _globals['_DATUMOUTCOME']._serialized_start=2370
-  _globals['_DATUMOUTCOME']._serialized_end=2439
-  _globals['_PASSOUTCOME']._serialized_start=2442
-  _globals['_PASSOUTCOME']._serialized_end=2606
-  _globals['_PASSOUTCOME_METRICSENTRY']._serialized_start=2560
-  _globals['_PASSOUTCOME_METRICSENTRY']._serialized_end=2606
-  _globals['_SLOTOUTCOME']._serialized_start=2609
-  _globals['_SLOTOUTCOME']._serialized_end=2850
-  _globals['_SLOTOUTCOME_METRICSENTRY']._serialized_start=2560
-  _globals['_SLOTOUTCOME_METRICSENTRY']._serialized_end=2606
-  _globals['_UNITOUTCOME']._serialized_start=2853
-  _globals['_UNITOUTCOME']._serialized_end=3083
-  _globals['_OUTCOMEFRAME']._serialized_start=3085
-  _globals['_OUTCOMEFRAME']._serialized_end=3174
-  _globals['_ACKNOWLEDGEREQUEST']._serialized_start=3176
-  _globals['_ACKNOWLEDGEREQUEST']._serialized_end=3249
-  _globals['_ACKNOWLEDGEREPLY']._serialized_start=3251
-  _globals['_ACKNOWLEDGEREPLY']._serialized_end=3269
-  _globals['_ARTIFACTOUTCOME']._serialized_start=3271
-  _globals['_ARTIFACTOUTCOME']._serialized_end=3393
-  _globals['_TRAINER']._serialized_start=3396
-  _globals['_TRAINER']._serialized_end=3856
+  _globals['_SLOTSTEP']._serialized_end=1024
+  _globals['_OPTIMWORK']._serialized_start=1026
+  _globals['_OPTIMWORK']._serialized_end=1077
+  _globals['_INITSLOTWORK']._serialized_start=1079
+  _globals['_INITSLOTWORK']._serialized_end=1185
+  _globals['_LOADSLOTWORK']._serialized_start=1188
+  _globals['_LOADSLOTWORK']._serialized_end=1360
+  _globals['_ARTIFACTMETA']._serialized_start=1363
+  _globals['_ARTIFACTMETA']._serialized_end=1609
+  _globals['_SAVESLOTWORK']._serialized_start=1612
+  _globals['_SAVESLOTWORK']._serialized_end=1742
+  _globals['_SNAPSHOTSLOTWORK']._serialized_start=1744
+  _globals['_SNAPSHOTSLOTWORK']._serialized_end=1859
+  _globals['_UNLOADSLOTWORK']._serialized_start=1861
+  _globals['_UNLOADSLOTWORK']._serialized_end=1891
+  _globals['_UNIT']._serialized_start=1894
+  _globals['_UNIT']._serialized_end=2320
+  _globals['_UNITFRAME']._serialized_start=2322
+  _globals['_UNITFRAME']._serialized_end=2398
+  _globals['_DATUMOUTCOME']._serialized_start=2400
+  _globals['_DATUMOUTCOME']._serialized_end=2469
+  _globals['_PASSOUTCOME']._serialized_start=2472
+  _globals['_PASSOUTCOME']._serialized_end=2636
+  _globals['_PASSOUTCOME_METRICSENTRY']._serialized_start=2590
+  _globals['_PASSOUTCOME_METRICSENTRY']._serialized_end=2636
+  _globals['_SLOTOUTCOME']._serialized_start=2639
+  _globals['_SLOTOUTCOME']._serialized_end=2880
+  _globals['_SLOTOUTCOME_METRICSENTRY']._serialized_start=2590
+  _globals['_SLOTOUTCOME_METRICSENTRY']._serialized_end=2636
+  _globals['_UNITOUTCOME']._serialized_start=2883
+  _globals['_UNITOUTCOME']._serialized_end=3113
+  _globals['_OUTCOMEFRAME']._serialized_start=3115
+  _globals['_OUTCOMEFRAME']._serialized_end=3204
+  _globals['_ACKNOWLEDGEREQUEST']._serialized_start=3206
+  _globals['_ACKNOWLEDGEREQUEST']._serialized_end=3279
+  _globals['_ACKNOWLEDGEREPLY']._serialized_start=3281
+  _globals['_ACKNOWLEDGEREPLY']._serialized_end=3299
+  _globals['_ARTIFACTOUTCOME']._serialized_start=3301
+  _globals['_ARTIFACTOUTCOME']._serialized_end=3423
+  _globals['_TRAINER']._serialized_start=3426
+  _globals['_TRAINER']._serialized_end=3886
 # @@protoc_insertion_point(module_scope)

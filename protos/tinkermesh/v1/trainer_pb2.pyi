@@ -272,9 +272,12 @@ class SlotStep(_message.Message):
     LOAD_NUMBER_FIELD_NUMBER: _builtins.int
     ADAM_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SKIP_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     load_number: _builtins.int
     request_id: _builtins.str
+    skip: _builtins.bool
+    """replay of a step that was skipped: the window is emptied, nothing else moves"""
     @_builtins.property
     def adam(self) -> _types_pb2.AdamParams: ...
     def __init__(
@@ -284,10 +287,11 @@ class SlotStep(_message.Message):
         load_number: _builtins.int = ...,
         adam: _types_pb2.AdamParams | None = ...,
         request_id: _builtins.str = ...,
+        skip: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "load_number", b"load_number", "request_id", b"request_id", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "load_number", b"load_number", "request_id", b"request_id", "skip", b"skip", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -407,7 +411,9 @@ class ArtifactMeta(_message.Message):
     ownership_mac: _builtins.str
     model_id: _builtins.str
     kind: _builtins.str
-    """weights | sampler_weights | external_weights"""
+    """weights | sampler_weights | external_weights, or durable: an automatic slot checkpoint, written as
+    weights are, below durable/ and never reachable by a tinker:// path.
+    """
     name: _builtins.str
     base_model: _builtins.str
     user_metadata_json: _builtins.str
@@ -536,10 +542,13 @@ class Unit(_message.Message):
     SAVE_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     UNLOAD_FIELD_NUMBER: _builtins.int
+    REPLAY_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     incarnation: _builtins.str
     unit_id: _builtins.str
     payload_bytes: _builtins.int
+    replay: _builtins.bool
+    """repeats what an earlier life of the slot did; told in logs, changes nothing"""
     @_builtins.property
     def optim(self) -> Global___OptimWork: ...
     @_builtins.property
@@ -565,10 +574,11 @@ class Unit(_message.Message):
         save: Global___SaveSlotWork | None = ...,
         snapshot: Global___SnapshotSlotWork | None = ...,
         unload: Global___UnloadSlotWork | None = ...,
+        replay: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["init", b"init", "load", b"load", "optim", b"optim", "pass", b"pass", "save", b"save", "snapshot", b"snapshot", "unload", b"unload", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "init", b"init", "load", b"load", "optim", b"optim", "pass", b"pass", "payload_bytes", b"payload_bytes", "save", b"save", "snapshot", b"snapshot", "term", b"term", "unit_id", b"unit_id", "unload", b"unload", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "init", b"init", "load", b"load", "optim", b"optim", "pass", b"pass", "payload_bytes", b"payload_bytes", "replay", b"replay", "save", b"save", "snapshot", b"snapshot", "term", b"term", "unit_id", b"unit_id", "unload", b"unload", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["pass", "optim", "init", "load", "save", "snapshot", "unload"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015

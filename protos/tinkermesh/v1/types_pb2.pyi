@@ -49,18 +49,22 @@ class Failure(_message.Message):
 
     CATEGORY_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    TRANSIENT_FIELD_NUMBER: _builtins.int
     category: Global___FailureCategory.ValueType
     message: _builtins.str
     """names the field or stage, and the remedy"""
+    transient: _builtins.bool
+    """the same work may well succeed when it is run again as it is"""
     def __init__(
         self,
         *,
         category: Global___FailureCategory.ValueType = ...,
         message: _builtins.str = ...,
+        transient: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["category", b"category", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["category", b"category", "message", b"message", "transient", b"transient"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
