@@ -18,7 +18,8 @@ from services.gateway.auth import NOBODY, Caller
 from services.gateway.errors import error_response, internal_error_response
 from services.gateway.gateway import Gateway
 from services.gateway.http import read_body
-from services.gateway.wire.json_body import decode
+from services.gateway.sdk import client_version, is_newer
+from services.gateway.wire.json_body import decode, unknown_fields_ignored
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,11 @@ class Call:
 
     async def json(self, kind: type[T]) -> T:
         """A whole small body as `kind`. Raises InvalidInput, TooLarge."""
-        return await self.decoded(await self._read(self.gateway.settings.max_small_body_bytes), kind)
+        return await self.decoded(await self.small_body(), kind)
+
+    async def small_body(self) -> bytes:
+        """Raises TooLarge."""
+        return await self._read(self.gateway.settings.max_small_body_bytes)
 
     async def decoded(self, body: bytes, kind: type[T]) -> T:
         """`body` as `kind`; off the event loop when it is large. Raises InvalidInput."""
@@ -88,7 +93,8 @@ def endpoint(
         try:
             caller = await gateway.auth.caller(request.headers) if authenticate else NOBODY
             decision.tenant, decision.key_id, decision.label = caller.tenant, caller.key_id, caller.label
-            with logs.bind(tenant_id=caller.tenant):
+            newer = is_newer(client_version(request.headers))
+            with logs.bind(tenant_id=caller.tenant), unknown_fields_ignored(newer):
                 response = await handler(Call(gateway, request, caller, decision))
             if keeps:
                 audit.admitted(decision)

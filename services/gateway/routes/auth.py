@@ -12,6 +12,7 @@ from services.common.keyring import KEY_ID_PREFIX
 from services.gateway.endpoint import Call, endpoint
 from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
+from services.gateway.wire.bodies import Nothing
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -24,7 +25,7 @@ def routes(gateway: Gateway) -> list[Route]:
 
 async def token(call: Call) -> Response:
     """A JWT for the key; for a JWT, one that ends no later."""
-    await call.body()
+    await call.json(Nothing)
     tokens = call.gateway.tokens
     if tokens is None:
         raise NotSupported("auth/token is off in this mesh: send the API key itself (gateway setting jwt_auth)")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from starlette.responses import Response
 from starlette.routing import Route
 from tinkermesh.v1 import catalog_pb2 as pb
@@ -15,6 +13,7 @@ from services.common.tinker_path import TinkerPath, parse_checkpoint_id, parse_t
 from services.gateway.endpoint import Call, endpoint
 from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
+from services.gateway.sdk import client_version
 from services.gateway.validation.artifacts import ttl
 from services.gateway.wire import catalog_bodies as bodies
 from services.gateway.wire import render_catalog as render
@@ -97,8 +96,8 @@ def _checkpoints(call: Call, page: Window, total: int, found: list[scheduler_pb2
 
 def _knows_exports(call: Call) -> bool:
     """Also of clients that are no SDK."""
-    match = re.match(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})", call.header("x-stainless-package-version"))
-    return match is None or tuple(map(int, match.groups())) >= KNOWS_EXPORTS
+    version = client_version(call.request.headers)
+    return version is None or version >= KNOWS_EXPORTS
 
 
 async def delete_checkpoint(call: Call) -> Response:

@@ -9,6 +9,7 @@ from starlette.routing import Route
 from services.gateway.endpoint import PREFIX, Call, endpoint
 from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
+from services.gateway.wire.bodies import SdkVersion
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -41,7 +42,7 @@ async def get_server_capabilities(call: Call) -> Response:
 
 async def client_config(call: Call) -> Response:
     """Only what this mesh really has is switched on."""
-    await call.body()
+    await call.json(SdkVersion)
     settings = call.gateway.settings
     return json_response(
         {
@@ -61,7 +62,7 @@ async def client_config(call: Call) -> Response:
 
 
 async def client_dynamic_config(call: Call) -> Response:
-    await call.body()
+    await call.json(SdkVersion)
     return json_response({"refresh_interval_sec": 300, "sample_cancel_enabled": call.gateway.settings.cancel_samples})
 
 

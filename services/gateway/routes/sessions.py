@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from starlette.responses import Response
 from starlette.routing import Route
 from tinkermesh.v1 import scheduler_pb2 as pb
@@ -13,12 +11,12 @@ from services.common.ids import is_session_id
 from services.gateway.endpoint import Call, endpoint
 from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
+from services.gateway.sdk import Version, client_version, is_newer, version_of, version_warning
 from services.gateway.wire import bodies
-from services.gateway.wire.json_body import canonical_json
-
-OLDEST_TESTED, NEWEST_TESTED = (0, 26, 2), (0, 38, 0)
+from services.gateway.wire.json_body import canonical_json, decode, unknown_fields, unknown_fields_ignored
 
 _MAX_DETAIL_CHARACTERS = 4096
+_NAMES, _NAME_CHARACTERS = 16, 64
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -30,7 +28,7 @@ def routes(gateway: Gateway) -> list[Route]:
 
 
 async def create_session(call: Call) -> Response:
-    body = await call.json(bodies.CreateSession)
+    body, ignored = _new_session(await call.small_body(), client_version(call.request.headers))
     reply = await call.gateway.scheduler.create_session(
         pb.CreateSessionRequest(
             tenant_id=call.tenant,
@@ -43,21 +41,21 @@ async def create_session(call: Call) -> Response:
         )
     )
     answer = {"type": "create_session", "session_id": reply.session_id}
-    if warning := version_warning(body.sdk_version):
-        answer["warning_message"] = warning
+    if warnings := [text for text in (version_warning(body.sdk_version), _ignored_text(ignored)) if text]:
+        answer["warning_message"] = "; ".join(warnings)
     return json_response(answer)
 
 
-def version_warning(sdk_version: str) -> str:
-    """Not empty for an SDK outside the tested range; it is served all the same."""
-    match = re.match(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", sdk_version)
-    if match is None:
-        return ""
-    version = tuple(int(part or 0) for part in match.groups())
-    if OLDEST_TESTED <= version <= NEWEST_TESTED:
-        return ""
-    oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST_TESTED, NEWEST_TESTED))
-    return f"SDK {sdk_version[:40]} is outside the range this mesh is tested with ({oldest} to {newest})"
+def _new_session(raw: bytes, client: Version | None) -> tuple[bodies.CreateSession, list[str]]:
+    """The body, and the fields of it that are ignored because the SDK is newer. Raises InvalidInput."""
+    with unknown_fields_ignored(is_newer(client) or is_newer(version_of(decode(raw, bodies.SdkVersionOf).sdk_version))):
+        body = decode(raw, bodies.CreateSession)
+        return body, unknown_fields(raw, bodies.CreateSession)
+
+
+def _ignored_text(fields: list[str]) -> str:
+    shown = ", ".join(repr(name[:_NAME_CHARACTERS]) for name in fields[:_NAMES])
+    return f"fields this mesh does not know are ignored: {shown}" if fields else ""
 
 
 async def session_heartbeat(call: Call) -> Response:

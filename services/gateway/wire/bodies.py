@@ -1,7 +1,7 @@
 """Request bodies of the protocol, as SDK 0.38.0 and 0.26.2 send them: our own frozen contract.
 
 Bodies that carry an order key come in two structs. The *envelope* holds the key; when it cannot
-be read the POST is refused. The *content* holds the rest; when it cannot be read the command is
+be read the POST is refused. The *content* holds it too and the rest; when it cannot be read the command is
 accepted and fails in its turn, so that the client's next seq_id does not wait for a hole.
 """
 
@@ -11,31 +11,32 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, field
 
-from services.gateway.wire.json_body import Body, Counter, Ordinal, Parameters
+from services.gateway.wire.json_body import Body, Counter, Glance, Ordinal, Parameters
 
 Metadata = dict[str, Any]
 NO_METADATA = Raw(b"null")
+UNREAD = Raw(b"null")
 
 
 # ---- envelopes ---------------------------------------------------------------------------
 
 
-class ModelEnvelope(Body):
+class ModelEnvelope(Glance):
     model_id: str
     seq_id: Ordinal
 
 
-class CreateEnvelope(Body):
+class CreateEnvelope(Glance):
     session_id: str
     model_seq_id: Counter
 
 
-class SampleEnvelope(Body):
+class SampleEnvelope(Glance):
     sampling_session_id: str
     seq_id: Counter
 
 
-class LoadEnvelope(Body):
+class LoadEnvelope(Glance):
     """One of the two pairs; which one decides between a new model and an existing one."""
 
     model_id: str | None = None
@@ -60,11 +61,12 @@ class OptimizerConfig(Parameters):
     version: int | None = None
 
 
-class CreateModel(Body):
+class CreateModel(CreateEnvelope, Body):
     base_model: str
     user_metadata: Raw = NO_METADATA
     lora_config: LoraConfig = field(default_factory=LoraConfig)
     optimizer_config: OptimizerConfig = field(default_factory=OptimizerConfig)
+    type: Literal["create_model"] = "create_model"
 
 
 class AdamParams(Parameters):
@@ -79,56 +81,66 @@ class AdamParams(Parameters):
     type: Literal["adamw", "adam"] = "adamw"
 
 
-class OptimizerKind(Body):
+class OptimizerKind(Glance):
     type: str = "adamw"
 
 
-class OptimStepKind(Body):
+class OptimStepKind(Glance):
     """Read before the parameters themselves, whose fields depend on the optimizer's type."""
 
     optimizer_params: OptimizerKind | None = None
 
 
-class OptimStep(Body):
+class OptimStep(ModelEnvelope, Body):
     adam_params: AdamParams | None = None
     optimizer_params: AdamParams | None = None
+    type: Literal["optim_step"] = "optim_step"
 
 
-class SaveWeights(Body):
+class SaveWeights(ModelEnvelope, Body):
     path: str | None = None
     ttl_seconds: int | None = None
     overwrite: bool = False
     user_metadata: Raw = NO_METADATA
+    type: Literal["save_weights"] = "save_weights"
 
 
-class SaveForSampler(Body):
+class SaveForSampler(ModelEnvelope, Body):
     path: str | None = None
     sampling_session_seq_id: Counter | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     ttl_seconds: int | None = None
     user_metadata: Raw = NO_METADATA
+    type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
-class SaveExternal(Body):
+class SaveExternal(ModelEnvelope, Body):
     path: str
     ttl_seconds: int | None = None
     age_encryption_recipients: list[str] | None = None
+    type: Literal["save_weights_external"] = "save_weights_external"
 
 
-class LoadWeights(Body):
+class LoadWeights(LoadEnvelope, Body, kw_only=True):
     path: str
     optimizer: bool = False
     base_model: str | None = None
     user_metadata: Raw = NO_METADATA
     optimizer_config: OptimizerConfig | None = None
     weights_access_token: str | None = None
+    type: Literal["load_weights"] = "load_weights"
 
 
 class Chunk(Body):
-    """encoded_text carries `tokens`; every other type is refused by name."""
+    """encoded_text carries `tokens`; every other type is refused by name, so what it carries is not read."""
 
     type: str = "encoded_text"
     tokens: list[int] | None = None
+    data: Raw = UNREAD
+    dmel: Raw = UNREAD
+    location: Raw = UNREAD
+    format: Raw = UNREAD
+    expected_tokens: Raw = UNREAD
 
 
 class ModelInput(Body):
@@ -152,7 +164,7 @@ class SamplingParams(Parameters):
     top_p: float = 1.0
 
 
-class Sample(Body):
+class Sample(SampleEnvelope, Body):
     prompt: ModelInput
     num_samples: int = 1
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
@@ -165,9 +177,10 @@ class Sample(Body):
     record_stability_info: bool = False
     base_model: str | None = None
     model_path: str | None = None
+    type: Literal["sample"] = "sample"
 
 
-class SampleCount(Body):
+class SampleCount(Glance):
     """Read even from broken content: the answer announces one sequence id per sample."""
 
     num_samples: Raw = Raw(b"1")
@@ -199,12 +212,13 @@ class LossInput(Body):
     loss_fn_config: dict[str, float | str] | None = None
 
 
-class ForwardBackward(Body):
+class ForwardBackward(ModelEnvelope, Body):
     """JSON form of forward_backward, and of the older `forward` (`forward_input`)."""
 
     forward_backward_input: LossInput | None = None
     forward_input: LossInput | None = None
     forward_only: bool = False
+    type: Literal["forward_backward", "forward"] = "forward_backward"
 
 
 # ---- bodies without an order key ---------------------------------------------------------
@@ -219,10 +233,26 @@ class CreateSession(Body):
     sdk_version: Label = ""
     project_id: Label | None = None
     display_name: Label | None = None
+    type: Literal["create_session"] = "create_session"
+
+
+class Nothing(Body):
+    """auth/token."""
+
+
+class SdkVersion(Body):
+    """client/config, client/dynamic_config."""
+
+    sdk_version: Label = ""
+
+
+class SdkVersionOf(Glance):
+    sdk_version: Label = ""
 
 
 class SessionId(Body):
     session_id: str
+    type: Literal["session_heartbeat"] = "session_heartbeat"
 
 
 class FinishReason(Body):
@@ -236,10 +266,12 @@ class FinishSession(Body):
 
 class ModelOnly(Body):
     model_id: str
+    type: Literal["get_info", "unload_model"] = "get_info"
 
 
 class RequestOnly(Body):
     request_id: str
+    allow_metadata_only: bool = False
 
 
 class WeightsPath(Body):
@@ -252,10 +284,12 @@ class CreateSamplingSession(Body):
     sampling_session_seq_id: Counter
     base_model: str | None = None
     model_path: str | None = None
+    type: Literal["create_sampling_session"] = "create_sampling_session"
 
 
 class SamplingSessionId(Body):
     sampling_session_id: str
+    type: Literal["join_sampling_session"] = "join_sampling_session"
 
 
 Cursor = Annotated[int, Meta(ge=0, le=1 << 53)]

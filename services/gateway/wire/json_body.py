@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
 from services.common.errors import InvalidInput
+from services.gateway.wire.tolerance import tolerant
 
 T = TypeVar("T")
 
@@ -22,30 +25,57 @@ Counter = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 Ordinal = Annotated[int, msgspec.Meta(ge=1, le=INT32_MAX)]
 
 
-class Body(msgspec.Struct, kw_only=True):
-    """A request body: fields this mesh does not know are ignored (newer SDKs send them)."""
+class Glance(msgspec.Struct, kw_only=True):
+    """A look at some fields of a body, whatever else it holds: its whole is read apart."""
+
+
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A whole request body, or an object in one.
+
+    A field this mesh does not know is refused, as the SDK's own request models refuse it; from an SDK
+    newer than every tested one it is ignored (`unknown_fields_ignored`).
+    """
 
 
 class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Parameters inside a body: an unknown field would silently change the meaning."""
+    """Parameters inside a body: whoever sends it, an unknown field would silently change the meaning."""
 
 
-@lru_cache(maxsize=64)
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+_ignoring: ContextVar[bool] = ContextVar("ignoring", default=False)
+
+
+@contextmanager
+def unknown_fields_ignored(ignored: bool) -> Iterator[None]:
+    """How `decode` takes what the current request's client sends."""
+    token = _ignoring.set(ignored)
+    try:
+        yield
+    finally:
+        _ignoring.reset(token)
+
+
+@lru_cache(maxsize=256)
+def _decoder(kind: Any, ignoring: bool) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(tolerant(kind, Body) if ignoring else kind)
 
 
 def decode(body: bytes, kind: type[T]) -> T:
     """`body` as `kind`. Raises InvalidInput naming the field, or that it is not JSON at all."""
     try:
-        decoded: T = _decoder(cast("Hashable", kind)).decode(body)
+        decoded: T = _decoder(cast("Hashable", kind), _ignoring.get()).decode(body)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"request body: {error}") from error
+        remedy = "; leave it out" if "unknown field" in str(error) else ""
+        raise InvalidInput(f"request body: {error}{remedy}") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidInput(f"request body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise InvalidInput("request body is nested too deeply") from error
     return decoded
+
+
+def unknown_fields(body: bytes, kind: type[msgspec.Struct]) -> list[str]:
+    """Names at the top of an object that `kind` does not have. Raises InvalidInput."""
+    return sorted(decode(body, dict[str, msgspec.Raw]).keys() - set(kind.__struct_encode_fields__))
 
 
 def check_parts(body: bytes, limit: int) -> None:

@@ -291,16 +291,6 @@ async def test_every_form_of_stop_VAL_17(
     assert (list(sent.strings), list(sent.token_ids), sent.disabled) == (strings, tokens, disabled)
 
 
-async def test_unknown_fields_outside_parameters_are_ignored(
-    client: Client, scheduler: FakeScheduler, model: str, sampler: str
-) -> None:
-    """A newer SDK may send them; only inside parameters would they change the meaning."""
-    await client.post("optim_step", {"model_id": model, "seq_id": 1, "new_in_a_later_sdk": {"x": 1}})
-    body = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_session_id": sampler, "seq_id": 0, "later": 1}
-    await client.post("asample", body)
-    assert not any(one.command.rejected for one in scheduler.submitted)
-
-
 async def test_metadata_too_large_to_keep_is_the_users_failure(
     client: Client, scheduler: FakeScheduler, session: str, model: str
 ) -> None:

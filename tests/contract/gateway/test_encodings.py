@@ -301,9 +301,9 @@ async def test_large_bodies_of_small_commands_are_decoded_off_the_loop_VAL_20(
     loop, decoded_by = threading.get_ident(), list[int]()
     real = json_body._decoder
 
-    def noted(kind: Any) -> Any:
+    def noted(kind: Any, ignoring: bool) -> Any:
         decoded_by.append(threading.get_ident())
-        return real(kind)
+        return real(kind, ignoring)
 
     monkeypatch.setattr(json_body, "_decoder", noted)
     key = {"session_id": session, "model_seq_id": 0} if route == "create_model" else {"model_id": model, "seq_id": 1}

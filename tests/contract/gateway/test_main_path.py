@@ -170,8 +170,8 @@ async def test_pool_that_registered_a_moment_ago_is_found(
     late.pool, late.base_model = "late", "org/late"
     del late.aliases[:]
     scheduler.pools.append(late)
-    body = {"session_id": session, "model_seq_id": 5, "base_model": "org/late", "path": f"tinker://{model}/weights/x"}
-    await client.post(route, body)
+    body = {"session_id": session, "model_seq_id": 5, "base_model": "org/late"}
+    await client.post(route, body if route == "create_model" else {**body, "path": f"tinker://{model}/weights/x"})
     command = scheduler.last.command
     assert not command.rejected
     assert getattr(command, str(command.WhichOneof("body"))).base_model == "org/late"

@@ -8,7 +8,7 @@ import pytest
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Pending, UnknownId
-from services.gateway.routes.sessions import version_warning
+from services.gateway.sdk import version_warning
 from tests.contract.gateway import wire_forms as forms
 from tests.contract.gateway.conftest import Client
 from tests.contract.gateway.fake_scheduler import BASE_MODEL, FakeScheduler
