@@ -8,7 +8,7 @@ import msgspec
 import torch
 from tinkermesh.v1.types_pb2 import FAILURE_CATEGORY_SERVER, FAILURE_CATEGORY_USER, Failure
 
-from services.common.errors import TinkermeshError, UserError
+from services.common.errors import TinkermeshError, Unavailable, UserError
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class Status(msgspec.Struct, frozen=True):
     ok: bool = True
     user: bool = False
     message: str = ""
+    transient: bool = False
 
 
 class AgreedFailure(Exception):
@@ -43,7 +44,7 @@ class AgreedFailure(Exception):
 
 def to_failure(status: Status) -> Failure:
     category = FAILURE_CATEGORY_USER if status.user else FAILURE_CATEGORY_SERVER
-    return Failure(category=category, message=status.message)
+    return Failure(category=category, message=status.message, transient=status.transient)
 
 
 def user_failure(message: str) -> Failure:
@@ -53,10 +54,12 @@ def user_failure(message: str) -> Failure:
 def status_of(error: Exception, stage: str) -> Status:
     """Expected errors keep their text; anything else is logged here and loses it."""
     if isinstance(error, TinkermeshError):
-        return Status(ok=False, user=isinstance(error, UserError), message=error.message)
+        away = isinstance(error, Unavailable)
+        return Status(ok=False, user=isinstance(error, UserError), message=error.message, transient=away)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         log.error("%s: out of memory: %s", stage, error)
-        return Status(ok=False, message=f"{stage}: the trainer ran out of memory; send fewer or shorter datums")
+        text = f"{stage}: the trainer ran out of memory; send fewer or shorter datums"
+        return Status(ok=False, message=text, transient=True)
     log.error("%s failed unexpectedly", stage, exc_info=error)
     return Status(
         ok=False, message=f"{stage}: internal error ({type(error).__name__}); the trainer's log has the cause"

@@ -36,6 +36,8 @@ class Companions:
         left = self.until - now
         if left < SHORTEST_SECONDS or len(self.expected) < 2 or not isinstance(plan, PassPlan):
             return 0.0
+        if plan.items[0].command.group:  # its company is fixed
+            return 0.0
         if 2 * sum(item.cost for item in plan.items) > budget:  # little room for them
             return 0.0
         ready = {queue.model_id for queue in view.models if queue.commands}

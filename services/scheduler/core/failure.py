@@ -1,4 +1,4 @@
-"""How far a failure reaches (FAIL-01): one request, its model, or a second try alone."""
+"""How far a failure reaches (FAIL-01): one request, or its model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from services.scheduler.core.view import Op
 class Reach(StrEnum):
     REQUEST = "request"  # only this future fails
     MODEL = "model"  # the model closes: what its slot holds is no longer what the client believes
-    ALONE = "alone"  # nothing took effect; try again without the others of its unit
 
 
-def of_unit(op: Op, *, shared: bool, violation: bool) -> Reach:
-    """A unit failed as a whole. `violation`: its effects are unknown, so trying again is not safe."""
+def of_unit(op: Op, *, violation: bool) -> Reach:
+    """A unit of one request failed as a whole. `violation`: its effects are unknown."""
     if violation:
         return Reach.MODEL if changes_slot(op) else Reach.REQUEST
-    if shared:
-        return Reach.ALONE
     return Reach.MODEL if op in (Op.FORWARD_BACKWARD, Op.OPTIM_STEP) else Reach.REQUEST
 
 

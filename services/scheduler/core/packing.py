@@ -50,10 +50,8 @@ def pack(seed: Candidate, candidates: Iterable[Candidate], budget: int, turns: T
 
 
 def _lines(seed: Candidate, candidates: Iterable[Candidate]) -> dict[str, deque[Candidate]]:
-    """Per tenant the commands that may join `seed`, oldest first."""
-    if seed[1].solo:
-        return {seed[0].tenant: deque([seed])}
-    joining = [c for c in candidates if c[1].pack_key == seed[1].pack_key and not c[1].solo]
+    """Per tenant the commands that may join `seed`, itself included, oldest first."""
+    joining = [c for c in candidates if (c[1].pack_key, c[1].group) == (seed[1].pack_key, seed[1].group)]
     lines: dict[str, deque[Candidate]] = {}
     for queue, command in sorted(joining, key=lambda c: c[1].arrival):
         lines.setdefault(queue.tenant, deque()).append((queue, command))

@@ -55,7 +55,7 @@ def _barrier_plan(seed: Candidate, barriers: list[Candidate], view: ReadyView) -
 
 
 def _merge_optim_steps(seed: Candidate, barriers: list[Candidate]) -> OptimPlan:
-    """Ready optimizer steps of all models in one call; a solo one runs alone (PACK-05)."""
-    ready = [seed] if seed[1].solo else [b for b in barriers if b[1].op is Op.OPTIM_STEP and not b[1].solo]
+    """Ready optimizer steps of all models in one call, of one group when the seed has a label (PACK-05)."""
+    ready = [b for b in barriers if b[1].op is Op.OPTIM_STEP and b[1].group == seed[1].group]
     steps = [BarrierStep(queue, command) for queue, command in ready]
     return OptimPlan(tuple(sorted(steps, key=lambda step: step.queue.slot or 0)))

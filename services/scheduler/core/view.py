@@ -41,7 +41,7 @@ class QueuedCommand:
     costs: tuple[int, ...] = ()
     issued: int = 0  # datums (batch ops) or 0/1 (barriers) already given to a unit
     rejected: bool = False
-    solo: bool = False  # shared a unit that failed as a whole: runs alone until it settles
+    group: str = ""  # its unit failed as a whole: only equal labels share a unit until it succeeds
 
     @property
     def waiting(self) -> bool:

@@ -13,7 +13,7 @@ from services.scheduler.store.training import Settlement
 
 log = logging.getLogger(__name__)
 
-_TROUBLE = ("fail", "quarantine", "alone")
+_TROUBLE = ("fail", "quarantine", "again")
 
 
 def report_unit(

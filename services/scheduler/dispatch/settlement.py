@@ -10,6 +10,7 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common import stable_reinforce
 from services.scheduler.core import failure
 from services.scheduler.core.failure import Reach
+from services.scheduler.core.isolation import next_groups
 from services.scheduler.core.outcomes import (
     LOGPROB_BYTES,
     DatumReport,
@@ -36,7 +37,7 @@ def settlements(prepared: Prepared, outcome: Outcome) -> list[Settlement]:
     if header.unit_id not in ("", unit.unit_id):
         return _violated(prepared, f"outcome of unit {header.unit_id!r}")
     if header.HasField("failure"):
-        return [_unit_failed(item, prepared.items, _fault(header.failure)) for item in prepared.items]
+        return _unit_failed(prepared, header.failure)
     if unit.WhichOneof("work") == "pass":
         return _pass_settlements(prepared, outcome)
     return _slot_settlements(prepared, header)
@@ -54,17 +55,21 @@ def _failed(fault: Fault, reach: Reach) -> Settlement:
     return Settlement("fail", fault.message, _category(fault), reach.value)
 
 
-def _unit_failed(item: UnitItem, items: Sequence[UnitItem], fault: Fault) -> Settlement:
-    if not item.k:
-        return Settlement("quarantine", fault.message)
-    reach = failure.of_unit(Op(item.o), shared=len(items) > 1, violation=False)
-    return Settlement("alone") if reach is Reach.ALONE else _failed(fault, reach)
+def _unit_failed(prepared: Prepared, message: types.Failure) -> list[Settlement]:
+    """Nothing of the unit took effect: its items try again in other company, a lone one has failed."""
+    items, fault = prepared.items, _fault(message)
+    if not prepared.keys:
+        return [Settlement("quarantine", fault.message) for _ in items]
+    transient = message.transient and not items[0].c  # a create's slot is taken with its unit
+    if groups := next_groups(prepared.unit.unit_id, [item.g for item in items], transient=transient):
+        return [Settlement("again", group) for group in groups]
+    return [_failed(fault, failure.of_unit(Op(item.o), violation=False)) for item in items]
 
 
 def _violated(prepared: Prepared, problem: str) -> list[Settlement]:
     fault = Fault(f"trainer broke its contract: {problem}")
     return [
-        _failed(fault, failure.of_unit(Op(item.o), shared=False, violation=True))
+        _failed(fault, failure.of_unit(Op(item.o), violation=True))
         if item.k
         else Settlement("quarantine", fault.message)
         for item in prepared.items

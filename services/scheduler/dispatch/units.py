@@ -63,6 +63,7 @@ def _batch_item(item: PackedItem) -> UnitItem:
         f=item.first,
         n=item.count,
         t=item.cost,
+        g=item.command.group,
     )
 
 
@@ -91,6 +92,7 @@ def barrier_item(step: BarrierStep, slot: int, path: str = "") -> UnitItem:
         c=int(step.command.op.is_create),
         w=step.queue.window_rejected if step.command.op is Op.OPTIM_STEP else 0,
         p=path,
+        g=step.command.group,
     )
 
 

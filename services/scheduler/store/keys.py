@@ -16,7 +16,7 @@ Request row ``req(pool, key)``, a hash (training commands and samples alike):
     admitted_ms, issued_ms, settled_ms             result        serialized v1.Result once settled
     result_bytes                                   sequence_ids  space-separated (samples)
     expires_ms   when the result may go            charged       what it holds of its tenant's quota
-    pack, datums, tokens, issued, reported, flying, solo, rejected, captured_ms, artifact (training)
+    pack, datums, tokens, issued, reported, flying, group, rejected, captured_ms, artifact (training)
     sequences, adapter_name, adapter_path, result_upload, result_segments, recorded (samples)
 """
 

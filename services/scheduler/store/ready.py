@@ -97,7 +97,7 @@ def _queue(model: Sequence[Any], stored: dict[str, StoredCommand]) -> ModelQueue
 
 
 def _command(row: Sequence[bytes], stored: dict[str, StoredCommand]) -> QueuedCommand | None:
-    key, op, seq, arrival, pack, _, issued, solo = (value.decode() for value in row)
+    key, op, seq, arrival, pack, _, issued, group = (value.decode() for value in row)
     if key not in stored:
         return None
     return QueuedCommand(
@@ -108,5 +108,5 @@ def _command(row: Sequence[bytes], stored: dict[str, StoredCommand]) -> QueuedCo
         pack_key=pack,
         costs=stored[key].costs,
         issued=int(issued),
-        solo=solo == "1",
+        group=group,
     )

@@ -54,7 +54,8 @@ class UnitItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One entry of a unit, as stored beside it. An unload has no request.
 
     k request key, m model, f first datum, n datums, o op, s slot, c 1 for a create, w rejected
-    requests in the model's window when the unit was issued, p path a load reads, t tokens.
+    requests in the model's window when the unit was issued, p path a load reads, t tokens, g the
+    group the request ran in after an earlier failure.
     """
 
     m: str
@@ -67,10 +68,11 @@ class UnitItem(msgspec.Struct, frozen=True, omit_defaults=True):
     w: int = 0
     p: str = ""
     t: int = 0
+    g: str = ""
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """What one item came to: part | done | loaded | captured | fail | alone | unloaded | quarantine."""
+    """What one item came to: part | done | loaded | captured | fail | again | unloaded | quarantine."""
 
     action: str
     data: bytes | str = b""
@@ -93,7 +95,7 @@ def encode_items(items: Sequence[UnitItem]) -> bytes:
 
 def _lua_item(item: UnitItem) -> dict[str, str | int]:
     entry: dict[str, str | int] = {"m": item.m, "s": str(item.s), "o": item.o, "f": item.f, "n": item.n}
-    entry |= {"c": item.c, "w": item.w, "p": item.p, "t": item.t}
+    entry |= {"c": item.c, "w": item.w, "p": item.p, "t": item.t, "g": item.g}
     if item.k:
         entry["k"] = item.k
     return entry

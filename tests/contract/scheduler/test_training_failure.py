@@ -209,21 +209,6 @@ async def test_one_slots_failed_step_closes_only_its_model_FAIL_10(mesh: Mesh, m
     await mesh.done(await mesh.batch(good, 2))
 
 
-async def test_a_shared_pass_that_fails_is_tried_request_by_request(mesh: Mesh) -> None:
-    models = [await mesh.opened(new_session(), tenant=f"tenant-{name}") for name in "abc"]
-    async with held(mesh):
-        requests = [await mesh.batch(m, 1, tenant=f"tenant-{n}") for n, m in zip("abc", models, strict=True)]
-        mesh.trainer.faults.add("fail", "pass", skip=0)  # the shared one
-        mesh.trainer.faults.add("fail", "pass", skip=2)  # and the second of the three alone
-    await mesh.done(requests[0])
-    assert "injected" in (await mesh.failed(requests[1])).message
-    await mesh.done(requests[2])
-    for name, model in (("a", models[0]), ("c", models[2])):
-        assert (await mesh.done(await mesh.step(model, 2, tenant=f"tenant-{name}"))).optim_step.metrics[
-            "window_datums"
-        ] == 1
-
-
 async def test_a_datum_the_trainer_blames_on_itself_fails_its_request_and_closes_the_model(mesh: Mesh) -> None:
     model, other = [await mesh.opened(new_session()) for _ in range(2)]
     async with held(mesh):

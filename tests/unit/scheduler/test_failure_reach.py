@@ -12,13 +12,13 @@ CLOSING = (Op.FORWARD_BACKWARD, Op.OPTIM_STEP)
 
 @pytest.mark.parametrize("op", [op for op in Op if op is not Op.SAMPLE])
 def test_a_lone_failed_unit_closes_the_model_only_where_gradients_are_at_stake_FAIL_01(op: Op) -> None:
-    assert of_unit(op, shared=False, violation=False) is (Reach.MODEL if op in CLOSING else Reach.REQUEST)
+    assert of_unit(op, violation=False) is (Reach.MODEL if op in CLOSING else Reach.REQUEST)
 
 
-@pytest.mark.parametrize("op", [Op.FORWARD, Op.FORWARD_BACKWARD, Op.OPTIM_STEP])
-def test_a_shared_unit_is_tried_again_one_by_one_unless_its_effects_are_unknown(op: Op) -> None:
-    assert of_unit(op, shared=True, violation=False) is Reach.ALONE
-    assert of_unit(op, shared=True, violation=True) is not Reach.ALONE
+@pytest.mark.parametrize("op", [Op.FORWARD_BACKWARD, Op.OPTIM_STEP, Op.LOAD_WEIGHTS])
+def test_effects_that_are_unknown_close_the_model_FAIL_01(op: Op) -> None:
+    assert of_unit(op, violation=True) is Reach.MODEL
+    assert of_unit(Op.FORWARD, violation=True) is Reach.REQUEST
 
 
 def test_a_datums_own_fault_stays_with_its_request() -> None:

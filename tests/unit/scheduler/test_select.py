@@ -98,9 +98,11 @@ def test_a_dirty_slot_is_unloaded_before_anything_else() -> None:
     assert select(view(queue(0, batch(1)), dirty=(4,)), POLICY) == UnloadPlan(4)
 
 
-def test_what_failed_in_company_runs_alone() -> None:
-    assert packed(select(view(queue(0, batch(1, solo=True)), queue(1, batch(2))), POLICY)) == [("k1", 0, 1)]
-    assert packed(select(view(queue(0, batch(1)), queue(1, batch(2, solo=True))), POLICY)) == [("k1", 0, 1)]
-    plan = select(view(queue(0, barrier(1, solo=True)), queue(1, barrier(2))), POLICY)
+def test_only_equal_groups_share_a_unit_FAIL_13() -> None:
+    a, b, c = queue(0, batch(1, group="u.0")), queue(1, batch(2)), queue(2, batch(3, group="u.0"))
+    assert packed(select(view(a, b, c), POLICY)) == [("k1", 0, 1), ("k3", 0, 1)]
+    assert packed(select(view(queue(0, batch(1)), queue(1, batch(2, group="u.0"))), POLICY)) == [("k1", 0, 1)]
+    steps = [queue(0, barrier(1, group="u.0")), queue(1, barrier(2)), queue(2, barrier(3, group="u.0"))]
+    plan = select(view(*steps), POLICY)
     assert isinstance(plan, OptimPlan)
-    assert len(plan.steps) == 1
+    assert [step.command.key for step in plan.steps] == ["k1", "k3"]

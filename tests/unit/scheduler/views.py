@@ -13,16 +13,14 @@ def batch(
     pack: str = "ce",
     issued: int = 0,
     rejected: bool = False,
-    solo: bool = False,
+    group: str = "",
     op: Op = Op.FORWARD_BACKWARD,
 ) -> QueuedCommand:
-    return QueuedCommand(f"k{arrival}", op, seq, arrival, pack, costs, issued, rejected, solo)
+    return QueuedCommand(f"k{arrival}", op, seq, arrival, pack, costs, issued, rejected, group)
 
 
-def barrier(
-    arrival: int, op: Op = Op.OPTIM_STEP, *, seq: int = 1, issued: int = 0, solo: bool = False
-) -> QueuedCommand:
-    return QueuedCommand(f"k{arrival}", op, seq, arrival, issued=issued, solo=solo)
+def barrier(arrival: int, op: Op = Op.OPTIM_STEP, *, seq: int = 1, issued: int = 0, group: str = "") -> QueuedCommand:
+    return QueuedCommand(f"k{arrival}", op, seq, arrival, issued=issued, group=group)
 
 
 def queue(slot: int | None, *commands: QueuedCommand, tenant: str = "") -> ModelQueue:

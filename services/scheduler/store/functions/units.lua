@@ -70,6 +70,7 @@ function act.part(context, item, data)
   local row = request_row(context, item.k)
   redis.call('HSET', context.prefix .. ':out:' .. item.k, int(item.f), data)
   redis.call('HINCRBY', row, 'result_bytes', #data)
+  redis.call('HDEL', row, 'group')
   local reported = redis.call('HINCRBY', row, 'reported', item.n)
   if int(reported) == redis.call('HGET', row, 'datums') then settle_row(context, item.k, 'done') end
 end
@@ -111,11 +112,11 @@ function act.fail(context, item, message, category, reach)
   end
 end
 
--- Nothing of it took effect: its datums wait again, to run without company.
-function act.alone(context, item)
+-- Nothing of it took effect: its datums wait again, to run with those of the same group.
+function act.again(context, item, group)
   local row = request_row(context, item.k)
   redis.call('HINCRBY', row, 'issued', -item.n)
-  redis.call('HSET', row, 'solo', '1')
+  redis.call('HSET', row, 'group', group)
   redis.call('HINCRBY', context.prefix .. ':counters', 'solo_retries_total', 1)
 end
 

@@ -1,7 +1,7 @@
 -- What the pure core chooses from: models with issuable work, in one bounded read.
 
 local MODEL = { 'tenant', 'slot', 'load_number', 'next_seq', 'window_rejected', 'doomed' }
-local COMMAND = { 'op', 'seq', 'arrival', 'pack', 'datums', 'issued', 'rejected', 'solo', 'state', 'tokens' }
+local COMMAND = { 'op', 'seq', 'arrival', 'pack', 'datums', 'issued', 'rejected', 'group', 'state', 'tokens' }
 
 -- The unsettled commands from the head on: the run, or the one barrier. Bounded by `tokens`.
 local function commands_of(prefix, id, next_seq, tokens, limit)
