@@ -105,7 +105,7 @@ class Packing(_message.Message):
     queue_wait_ms_total: _builtins.int
     """of these, from admission to that moment"""
     solo_retries_total: _builtins.int
-    """commands that ran again without company"""
+    """commands that ran again after a unit failed as a whole"""
     fill_ratio: _builtins.float
     """tokens of a pass over the unit budget"""
     tenants_per_pass: _builtins.float

@@ -186,7 +186,7 @@ async def test_the_label_goes_with_the_success_FAIL_13(mesh: Mesh, monkeypatch: 
         later = await mesh.batch(b, 2, [2000], tenant="tenant-b")
     for request in (long, short, later):
         await mesh.done(request)
-    assert {(long, 2), (later, 0)} <= {datum for datum in poison.ran[-1]} | {datum for datum in poison.ran[-2]}
+    assert {(long, 2), (later, 0)} <= set(poison.ran[-1] + poison.ran[-2])
 
 
 async def test_merged_optimizer_steps_that_fail_as_a_whole_run_in_halves_FAIL_13_PACK_05(mesh: Mesh) -> None:
