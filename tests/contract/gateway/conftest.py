@@ -39,6 +39,11 @@ def tenants(tmp_path: Path) -> Tenants:
 
 
 @pytest.fixture
+def pepper(tenants: Tenants) -> bytes:
+    return load_pepper(tenants.pepper_file)
+
+
+@pytest.fixture
 async def scheduler() -> AsyncIterator[FakeScheduler]:
     fake = FakeScheduler()
     await fake.start()

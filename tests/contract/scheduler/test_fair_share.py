@@ -10,7 +10,8 @@ from redis.asyncio import Redis
 from tinkermesh.v1 import scheduler_pb2 as pb
 
 from services.common.ids import key_hash
-from tests.contract.scheduler.rig import POOL, Mesh, batch_request, new_session, running_mesh
+from tests.contract.scheduler.requests import batch_request, new_session
+from tests.contract.scheduler.rig import POOL, Mesh, running_mesh
 from tests.doubles.eventually import eventually
 from tests.doubles.valkey import ValkeyProcess
 

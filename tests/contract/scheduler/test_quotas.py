@@ -14,7 +14,8 @@ from redis.asyncio import Redis
 from services.common.errors import Busy
 from services.scheduler.store import keys
 from services.scheduler.tenancy.records import Quotas
-from tests.contract.scheduler.rig import POOL, TENANT, Mesh, batch_request, create_request, new_session, running_mesh
+from tests.contract.scheduler.requests import TENANT, batch_request, create_request, new_session
+from tests.contract.scheduler.rig import POOL, Mesh, running_mesh
 from tests.doubles.valkey import ValkeyProcess
 
 

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from services.common.errors import InvalidInput
-from tests.contract.scheduler.rig import Mesh, new_session
+from tests.contract.scheduler.requests import new_session
+from tests.contract.scheduler.rig import Mesh
 from tests.contract.scheduler.test_training_failure import held_pass
 
 

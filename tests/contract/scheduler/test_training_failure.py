@@ -11,7 +11,8 @@ from redis.asyncio import Redis
 from tinkermesh.v1 import trainer_pb2
 
 from services.common.errors import ModelClosed, TooLarge
-from tests.contract.scheduler.rig import Mesh, new_session, running_mesh
+from tests.contract.scheduler.requests import new_session
+from tests.contract.scheduler.rig import Mesh, running_mesh
 from tests.contract.scheduler.test_training_packing import held
 from tests.doubles.valkey import ValkeyProcess
 

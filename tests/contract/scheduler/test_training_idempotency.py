@@ -14,7 +14,8 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 from services.common.errors import Forbidden, Gone, InvalidInput, KeyConflict, ModelClosed, UnknownId
 from services.common.ids import parse_request_id
 from services.scheduler.store import keys
-from tests.contract.scheduler.rig import Mesh, batch_request, create_request, new_session, running_mesh, step_request
+from tests.contract.scheduler.requests import batch_request, create_request, new_session, step_request
+from tests.contract.scheduler.rig import Mesh, running_mesh
 from tests.doubles.journal import datum_counts
 from tests.doubles.valkey import ValkeyProcess
 

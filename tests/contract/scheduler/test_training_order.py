@@ -7,7 +7,8 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from tests.contract.scheduler.rig import Mesh, new_session, running_mesh
+from tests.contract.scheduler.requests import new_session
+from tests.contract.scheduler.rig import Mesh, running_mesh
 from tests.doubles.valkey import ValkeyProcess
 
 

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.asyncio import Redis
 
-from tests.contract.scheduler.rig import Mesh, new_session, running_mesh
+from tests.contract.scheduler.requests import new_session
+from tests.contract.scheduler.rig import Mesh, running_mesh
 from tests.doubles.valkey import ValkeyProcess
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.contract.scheduler.rig import Mesh, new_session
+from tests.contract.scheduler.requests import new_session
+from tests.contract.scheduler.rig import Mesh
 
 
 async def test_a_model_trains_and_saves_CKPT_13(mesh: Mesh) -> None:

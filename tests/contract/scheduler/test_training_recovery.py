@@ -14,7 +14,8 @@ from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.leases import LeaseStore
 from services.scheduler.store.training import Settlement, TrainingStore
-from tests.contract.scheduler.rig import Mesh, new_session, running_mesh
+from tests.contract.scheduler.requests import new_session
+from tests.contract.scheduler.rig import Mesh, running_mesh
 from tests.doubles.journal import datum_counts, unit_counts
 from tests.doubles.valkey import ValkeyProcess
 

@@ -12,7 +12,8 @@ from services.common.store import resolve
 from services.common.tinker_path import TinkerPath, parse_tinker_path
 from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.functions import Functions
-from tests.contract.scheduler.rig import LAYOUT, TENANT, Mesh, new_session
+from tests.contract.scheduler.requests import LAYOUT, TENANT, new_session
+from tests.contract.scheduler.rig import Mesh
 
 
 async def snapshot(mesh: Mesh, model: str, seq: int, name: str = "", key: int | None = None) -> str:

@@ -16,7 +16,8 @@ from services.common.errors import Unavailable
 from services.scheduler.dispatch.sweeper import Sweeper
 from services.scheduler.store import keys
 from services.scheduler.store.payloads import FileBlobs, PayloadStore
-from tests.contract.scheduler.rig import Mesh, new_session, running_mesh
+from tests.contract.scheduler.requests import new_session
+from tests.contract.scheduler.rig import Mesh, running_mesh
 from tests.doubles.valkey import ValkeyProcess
 
 

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from services.common.keyring import load_pepper
 from tests.contract.scheduler.front.mesh import FrontMesh, Replica
+from tests.contract.scheduler.front.owner import Owner
 from tests.doubles.eventually import eventually
 from tests.doubles.fake_sampler import FakeSampler
 from tests.doubles.fake_trainer import FakeTrainer
@@ -59,6 +60,12 @@ async def start_trainer(mesh: FrontMesh) -> StartTrainer:
         return trainer
 
     return start
+
+
+@pytest.fixture
+async def owner(mesh: FrontMesh, replica: Replica, start_trainer: StartTrainer) -> Owner:
+    await start_trainer()
+    return await Owner(mesh, replica).start()
 
 
 async def _registered(mesh: FrontMesh, kind: str, member_id: str) -> None:

@@ -213,3 +213,16 @@ async def unserved_pool(replica: Replica) -> None:
             sampler_id="once", incarnation="1", address="127.0.0.1:1", facts=facts, role="both", max_running=1
         )
     )
+
+
+async def new_model(replica: Replica, session_id: str, seq: int = 0) -> str:
+    reply = await replica.scheduler.Submit(create_request(session_id, seq))
+    made = await result(replica, reply.request_id)
+    assert made.model.model_id == reply.model_id == f"{session_id}:train:{seq}", made
+    return reply.model_id
+
+
+async def saved(replica: Replica, model_id: str, seq: int, name: str) -> str:
+    body = types.Command(save_weights=types.SaveWeightsBody(name=name))
+    reply = await replica.scheduler.Submit(command(model_id, seq, body))
+    return (await result(replica, reply.request_id)).save.path

@@ -20,28 +20,15 @@ from tests.contract.scheduler.front.mesh import (
     BOB,
     FrontMesh,
     Replica,
-    command,
     create_request,
+    new_model,
     refused,
     result,
-    sample_request,
     save_for_sampler,
+    saved,
     session,
 )
 from tests.doubles.eventually import eventually
-
-
-async def _model(replica: Replica, session_id: str, seq: int = 0) -> str:
-    reply = await replica.scheduler.Submit(create_request(session_id, seq))
-    made = await result(replica, reply.request_id)
-    assert made.model.model_id == reply.model_id == f"{session_id}:train:{seq}", made
-    return reply.model_id
-
-
-async def _save(replica: Replica, model_id: str, seq: int, name: str) -> str:
-    body = types.Command(save_weights=types.SaveWeightsBody(name=name))
-    reply = await replica.scheduler.Submit(command(model_id, seq, body))
-    return (await result(replica, reply.request_id)).save.path
 
 
 async def test_create_model_five_times_over_two_replicas_takes_one_slot_IDEM_02(
@@ -89,8 +76,8 @@ async def test_expired_session_frees_its_slot_and_its_artifacts_stay_LEASE_02(
     replica = await mesh.replica(lease_seconds=2.0)
     await start_trainer()
     session_id = await session(replica)
-    model_id = await _model(replica, session_id)
-    path = await _save(replica, model_id, 1, "kept")
+    model_id = await new_model(replica, session_id)
+    path = await saved(replica, model_id, 1, "kept")
 
     async def free() -> bool:
         slots = (await replica.admin.ListSlots(admin_pb2.ListSlotsRequest())).slots
@@ -108,92 +95,11 @@ async def test_expired_session_frees_its_slot_and_its_artifacts_stay_LEASE_02(
     assert (await result(replica, reply.request_id)).model.model_id == f"{again}:train:0"
 
 
-async def test_snapshot_is_pushed_and_sampled_without_another_load_ADD_02_SAMP_04(
-    replica: Replica, start_trainer: StartTrainer, start_sampler: StartSampler
-) -> None:
-    await start_trainer()
-    double = await start_sampler()
-    session_id = await session(replica)
-    model_id = await _model(replica, session_id)
-    reply = await replica.scheduler.Submit(save_for_sampler(model_id, 1, name="first"))
-    path = (await result(replica, reply.request_id)).save.path
-    assert path == f"tinker://{model_id}/sampler_weights/first"
-    await eventually(lambda: double.loaded)
-    (name,) = double.loaded
-    assert name.startswith(f"{model_id}@first_")
-    created = await replica.scheduler.CreateSamplingSession(
-        pb.CreateSamplingSessionRequest(
-            tenant_id=ALICE, session_id=session_id, sampling_session_seq_id=5, base_model=BASE, model_path=path
-        )
-    )
-    sampled = await replica.scheduler.Submit(sample_request(created.sampling_session_id, 0))
-    assert (await result(replica, sampled.request_id)).HasField("sample")
-    kinds = [(entry["kind"], entry.get("adapter")) for entry in double.journal.entries]
-    assert kinds == [("load_adapter", name), ("sample", name)]
-
-
-async def test_failed_push_never_fails_the_save_ADD_02(
-    replica: Replica, start_trainer: StartTrainer, start_sampler: StartSampler
-) -> None:
-    await start_trainer()
-    double = await start_sampler(max_adapters=0)
-    session_id = await session(replica)
-    model_id = await _model(replica, session_id)
-    reply = await replica.scheduler.Submit(save_for_sampler(model_id, 1, key=0))
-    saved = (await result(replica, reply.request_id)).save
-    assert saved.sampling_session_id
-    double.max_adapters = 4
-    sampled = await replica.scheduler.Submit(sample_request(saved.sampling_session_id, 0))
-    assert (await result(replica, sampled.request_id)).HasField("sample")
-
-
-async def test_retried_unnamed_save_makes_an_alias_IDEM_13(
-    mesh: FrontMesh, start_trainer: StartTrainer, start_sampler: StartSampler
-) -> None:
-    replicas = [await mesh.replica(), await mesh.replica()]
-    await start_trainer()
-    await start_sampler()
-    session_id = await session(replicas[0])
-    model_id = await _model(replicas[0], session_id)
-    first = await replicas[0].scheduler.Submit(save_for_sampler(model_id, 1, key=0))
-    again = await replicas[1].scheduler.Submit(save_for_sampler(model_id, 1, key=1))
-    assert again.request_id == first.request_id
-    saved = (await result(replicas[1], first.request_id)).save
-    assert saved.sampling_session_id == f"{session_id}:sample:0:double"
-    path = (
-        await replicas[0].scheduler.GetSampler(
-            pb.GetSamplerRequest(tenant_id=ALICE, sampling_session_id=saved.sampling_session_id)
-        )
-    ).model_path
-    for key in (0, 1):
-        named = await replicas[key].scheduler.CreateSamplingSession(
-            pb.CreateSamplingSessionRequest(
-                tenant_id=ALICE, session_id=session_id, sampling_session_seq_id=key, model_path=path
-            )
-        )
-        assert named.sampling_session_id == saved.sampling_session_id
-
-
-async def test_base_model_differing_from_the_snapshots_is_refused(
-    replica: Replica, start_trainer: StartTrainer
-) -> None:
-    await start_trainer()
-    session_id = await session(replica)
-    model_id = await _model(replica, session_id)
-    reply = await replica.scheduler.Submit(save_for_sampler(model_id, 1, name="snap"))
-    path = (await result(replica, reply.request_id)).save.path
-    request = pb.CreateSamplingSessionRequest(
-        tenant_id=ALICE, session_id=session_id, base_model="nobody/none", model_path=path
-    )
-    async with refused(InvalidInput, "nobody/none", BASE):
-        await replica.scheduler.CreateSamplingSession(request)
-
-
 async def test_artifacts_of_another_tenant_are_refused_SEC_05(replica: Replica, start_trainer: StartTrainer) -> None:
     await start_trainer()
     session_id = await session(replica)
-    model_id = await _model(replica, session_id)
-    path = await _save(replica, model_id, 1, "mine")
+    model_id = await new_model(replica, session_id)
+    path = await saved(replica, model_id, 1, "mine")
     reply = await replica.scheduler.Submit(save_for_sampler(model_id, 2, name="mine"))
     snapshot = (await result(replica, reply.request_id)).save.path
     foreign_session = await session(replica, tenant=BOB)
@@ -223,8 +129,8 @@ async def test_metadata_changed_by_hand_is_refused_SEC_08(
 ) -> None:
     """Making somebody else's checkpoint one's own in meta.json does not open it."""
     await start_trainer()
-    model_id = await _model(replica, await session(replica))
-    path = await _save(replica, model_id, 1, "mine")
+    model_id = await new_model(replica, await session(replica))
+    path = await saved(replica, model_id, 1, "mine")
     meta_file = mesh.store_root / "runs" / model_id / "weights" / "mine" / "meta.json"
     meta = json.loads(meta_file.read_bytes())
     meta_file.write_text(json.dumps(meta | {"tenant_id": BOB}))
@@ -237,9 +143,9 @@ async def test_training_run_lists_and_deletes_its_newest_checkpoints(
     mesh: FrontMesh, replica: Replica, start_trainer: StartTrainer
 ) -> None:
     await start_trainer()
-    model_id = await _model(replica, await session(replica))
+    model_id = await new_model(replica, await session(replica))
     for seq, name in ((1, "one"), (2, "two")):
-        await _save(replica, model_id, seq, name)
+        await saved(replica, model_id, seq, name)
     reply = await replica.scheduler.Submit(save_for_sampler(model_id, 3, name="snap"))
     await result(replica, reply.request_id)
     request = pb.GetTrainingRunRequest(tenant_id=ALICE, training_run_id=model_id)
@@ -278,7 +184,7 @@ async def test_admin_shows_pools_queues_sessions_futures_and_one_request(
     await start_trainer()
     await start_sampler()
     session_id = await session(replica)
-    model_id = await _model(replica, session_id)
+    model_id = await new_model(replica, session_id)
     gapped = await replica.scheduler.Submit(save_for_sampler(model_id, 3, name="late"))
     admin = replica.admin
     (pool,) = (await admin.ListPools(admin_pb2.AdminListPoolsRequest())).pools
