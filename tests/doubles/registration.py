@@ -42,11 +42,15 @@ class RegisteredServer:
             self._registering = asyncio.create_task(register_for_ever(scheduler, self.registration()))
         return self.address
 
-    async def stop(self) -> None:
+    async def fall_silent(self) -> None:
+        """As a machine that is gone: it registers no more, calls to it stay open."""
         if self._registering is not None:
             self._registering.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._registering
+
+    async def stop(self) -> None:
+        await self.fall_silent()
         await self._server.stop(0.2)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import grpc
 from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1 import sampler_pb2_grpc, scheduler_pb2
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import ServerError, TinkermeshError, from_rpc_error
+from services.common.errors import ServerError, TinkermeshError, Unavailable, from_rpc_error
 from services.common.grpc_channel import open_channel
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class SamplerLink:
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._suspect_until = 0.0
         self._on_probation = False
+        self._closed = False
 
     @property
     def capacity(self) -> int:
@@ -55,19 +58,20 @@ class SamplerLink:
         self._on_probation = True
 
     async def load(self, adapter: types.AdapterRef) -> None:
-        """Single flight: concurrent first uses share one LoadAdapter. Raises the sampler's error."""
+        """Single flight: concurrent first uses share one LoadAdapter.
+
+        Raises the sampler's error, Unavailable when the link is closed meanwhile.
+        """
         if adapter.name in self._resident:
             return
-        task = self._loading.get(adapter.name)
-        if task is None:
-            task = self._loading[adapter.name] = asyncio.create_task(self._load(adapter))
-            task.add_done_callback(lambda done: self._loaded(adapter.name, done))
-        await asyncio.shield(task)
+        with self._open_or_away():
+            await asyncio.shield(self._loading.get(adapter.name) or self._begin_load(adapter))
 
     async def sample(self, request: pb.SampleRequest, seconds: float) -> types.SampleResult:
-        """Raises the sampler's error, or ServerError past `seconds`."""
+        """Raises the sampler's error, ServerError past `seconds`, Unavailable when the link is closed meanwhile."""
         try:
-            reply: pb.SampleReply = await self._stub.Sample(request, timeout=seconds)
+            with self._open_or_away():
+                reply: pb.SampleReply = await self._stub.Sample(request, timeout=seconds)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 await self.abort(request.request_id)
@@ -88,9 +92,32 @@ class SamplerLink:
         self._resident.discard(adapter)
 
     async def close(self) -> None:
+        """Its sampler is gone: calls under way raise Unavailable, so that another one does their work."""
+        self._closed = True
         for task in self._loading.values():
             task.cancel()
         await self._channel.close(None)
+
+    @contextmanager
+    def _open_or_away(self) -> Iterator[None]:
+        """A closed channel cancels its calls, and that must not pass for the end of the task that waits for one."""
+        if self._closed:
+            raise self._gone()
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if not self._closed or (task is not None and task.cancelling()):
+                raise
+            raise self._gone() from error
+
+    def _gone(self) -> Unavailable:
+        return Unavailable(f"sampler {self.sampler_id} does not register any more")
+
+    def _begin_load(self, adapter: types.AdapterRef) -> asyncio.Task[None]:
+        task = self._loading[adapter.name] = asyncio.create_task(self._load(adapter))
+        task.add_done_callback(lambda done: self._loaded(adapter.name, done))
+        return task
 
     async def _load(self, adapter: types.AdapterRef) -> None:
         try:

@@ -101,6 +101,23 @@ async def test_lost_sampler_hands_its_samples_to_another_SAMP_10(replica: Replic
     assert len(second.journal.entries) == 1
 
 
+async def test_silent_sampler_hands_its_samples_to_another_SAMP_10(
+    mesh: FrontMesh, start_sampler: StartSampler
+) -> None:
+    """Its machine is gone: the calls to it neither fail nor end, it only stops registering."""
+    replica = await mesh.replica(registration_seconds=2.5)
+    first = await start_sampler(sampler_id="a")
+    rule = first.faults.add("hold_before", "sample", times=0)
+    sampler = await base_sampler(replica, await session(replica))
+    reply = await replica.scheduler.Submit(sample_request(sampler, 0))
+    await eventually(lambda: first.running)
+    await first.fall_silent()
+    second = await start_sampler(sampler_id="b")
+    assert (await result(replica, reply.request_id)).HasField("sample")
+    assert len(second.journal.entries) == 1
+    first.faults.remove(rule)
+
+
 async def test_without_a_sampler_the_wait_is_bounded_and_names_its_stage_SAMP_06(
     mesh: FrontMesh, start_sampler: StartSampler
 ) -> None:
