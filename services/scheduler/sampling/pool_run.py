@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from tinkermesh.v1 import types_pb2 as types
@@ -35,6 +36,18 @@ SETTLE_SECONDS = 2.0
 
 T = TypeVar("T")
 Placement = tuple[Waiting, SamplerLink]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """What a sample takes of its link's capacity, given back once: also when its task never began to run."""
+
+    link: SamplerLink
+    sequences: int
+
+    def land(self) -> None:
+        self.link.in_flight -= self.sequences
+        self.sequences = 0
 
 
 class PoolRun:
@@ -189,12 +202,14 @@ class PoolRun:
                 self._spawn(waiting, link, command.sample)
 
     def _spawn(self, waiting: Waiting, link: SamplerLink, body: types.SampleBody) -> None:
-        task = asyncio.create_task(self._serve(waiting, link, body))
+        flight = _Flight(link, waiting.sample.sequences)
+        task = asyncio.create_task(self._serve(waiting, flight, body))
         self._tasks.add(task)
         self._calls[waiting.sample.request_id] = (task, link)
-        task.add_done_callback(lambda done: self._ended(waiting, done))
+        task.add_done_callback(lambda done: self._ended(waiting, flight, done))
 
-    def _ended(self, waiting: Waiting, task: asyncio.Task[None]) -> None:
+    def _ended(self, waiting: Waiting, flight: _Flight, task: asyncio.Task[None]) -> None:
+        flight.land()
         if self._calls.get(waiting.sample.request_id, (None,))[0] is task:
             del self._calls[waiting.sample.request_id]
         if task.cancelled():
@@ -208,16 +223,16 @@ class PoolRun:
             log.error("a sample's task failed", exc_info=error)
         self._wake.set()
 
-    async def _serve(self, waiting: Waiting, link: SamplerLink, body: types.SampleBody) -> None:
+    async def _serve(self, waiting: Waiting, flight: _Flight, body: types.SampleBody) -> None:
         try:
-            outcome = await attempt(waiting, link, body, self._limits.sample_seconds)
+            outcome = await attempt(waiting, flight.link, body, self._limits.sample_seconds)
         except Exception:  # noqa: BLE001 - a bug must fail this sample, not leave it pending for ever
             log.exception("sample %s failed unexpectedly", waiting.sample.request_id)
             outcome = Served(server_failure("sample", "unexpected error, told in the scheduler's log"), [])
         finally:
-            link.in_flight -= waiting.sample.sequences
+            flight.land()
         if isinstance(outcome, Retry):
-            await self._again(waiting, link, outcome)
+            await self._again(waiting, flight.link, outcome)
         else:
             await self._settle_here(waiting, outcome.result, outcome.records)
 

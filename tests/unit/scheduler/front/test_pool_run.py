@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, cast
 
 import pytest
@@ -70,3 +71,25 @@ async def test_a_bug_met_on_the_way_fails_the_sample_instead_of_leaving_it_pendi
     assert result.failure.category == types.FAILURE_CATEGORY_SERVER
     assert "a bug" not in result.failure.message
     assert run._held == set()
+
+
+class Fleet:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        work.close()
+
+
+class IdleLink(BrokenLink):
+    async def abort(self, request_id: str) -> None:
+        return
+
+
+async def test_a_sample_cancelled_before_its_call_began_gives_its_capacity_back() -> None:
+    run = PoolRun("p", 1, cast("Any", Store()), cast("Any", Fleet()), SamplingLimits(), asyncio.Event())
+    link, waiting = cast("Any", IdleLink()), sample(1)
+    link.in_flight = 1
+    run._spawn(waiting, link, types.SampleBody(num_samples=1))
+    run.settled([waiting.sample.request_id])
+    async with asyncio.timeout(5):
+        while run._tasks:
+            await asyncio.sleep(0)
+    assert link.in_flight == 0
