@@ -48,26 +48,30 @@ class CommandCache:
         self._found: OrderedDict[tuple[str, str], StoredCommand] = OrderedDict()
 
     async def get(self, pool: str, wanted: Iterable[str]) -> dict[str, StoredCommand]:
-        """The commands under these keys, as far as their rows exist."""
+        """The commands under these keys, as far as their rows exist.
+
+        What is found is held here: others may push it out of the cache while the rest is read.
+        """
         wanted = list(wanted)
-        missing = [key for key in wanted if (pool, key) not in self._found]
+        held = {key: self._found[pool, key] for key in wanted if (pool, key) in self._found}
+        missing = [key for key in wanted if key not in held]
         if missing:
-            await self._fetch(pool, missing)
-        found = {key: self._found[pool, key] for key in wanted if (pool, key) in self._found}
-        for key in found:
+            held |= await self._fetch(pool, missing)
+        found = {key: held[key] for key in wanted if key in held}
+        for key, stored in found.items():
+            self._found[pool, key] = stored
             self._found.move_to_end((pool, key))
         self._trim()
         return found
 
-    async def _fetch(self, pool: str, missing: Sequence[str]) -> None:
+    async def _fetch(self, pool: str, missing: Sequence[str]) -> dict[str, StoredCommand]:
         with reaching_redis():
             pipe = self._redis.pipeline(transaction=False)
             for key in missing:
                 pipe.hmget(keys.req(pool, key), _FIELDS)
             rows = await pipe.execute()
-        for key, row in zip(missing, rows, strict=True):
-            if row[0] is not None and row[3] is not None:
-                self._found[pool, key] = _stored(key, row)
+        pairs = zip(missing, rows, strict=True)
+        return {key: _stored(key, row) for key, row in pairs if row[0] is not None and row[3] is not None}
 
     def remember(self, pool: str, stored: StoredCommand) -> None:
         """A command this replica has just admitted itself."""
