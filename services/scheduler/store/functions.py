@@ -58,7 +58,10 @@ class Functions:
     async def call_storing(
         self, values: Mapping[str, bytes], ttl_seconds: int, name: str, keys: Sequence[str], *arguments: Argument
     ) -> Any:
-        """The same after a SET of each value with a time to live, in one round trip. Raises as `call`."""
+        """The same after a SET of each new value with a time to live, in one round trip. Raises as `call`.
+
+        The function may take the time to live away: a repeat after a lost reply must not give it back.
+        """
         try:
             return await self._call(values, ttl_seconds, name, keys, arguments)
         except ResponseError as error:
@@ -88,7 +91,7 @@ class Functions:
             return await send(*command)
         pipe: Any = self._redis.pipeline(transaction=False)
         for key, value in values.items():
-            pipe.set(key, value, ex=ttl_seconds)
+            pipe.set(key, value, ex=ttl_seconds, nx=True)
         pipe.execute_command(*command)
         # A raising pipeline wraps the server's text in the command and its arguments.
         answers: list[Any] = await pipe.execute(raise_on_error=False)

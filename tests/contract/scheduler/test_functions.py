@@ -55,6 +55,17 @@ async def test_a_refusal_behind_stored_values_keeps_its_own_text(functions: Func
     assert refused.value.message == alone
 
 
+async def test_a_repeat_after_a_lost_reply_gives_kept_values_no_end_again(
+    redis_client: Redis, functions: Functions
+) -> None:
+    """The client library sends a whole pipeline again; the function has kept the values the first time."""
+    name = "tm:{p:a}:v"
+    await functions.call_storing({name: b"x"}, 5, "ping", ["tm:{p:a}"])
+    await redis_client.persist(name)
+    await functions.call_storing({name: b"x"}, 5, "ping", ["tm:{p:a}"])
+    assert await redis_client.ttl(name) == -1
+
+
 @pytest.fixture
 async def full_server(redis_client: Redis, functions: Functions) -> AsyncIterator[Redis]:
     """It answers every write with an error."""
