@@ -8,7 +8,7 @@ from dataclasses import replace
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import Busy, InvalidInput, UnknownId, UserError
+from services.common.errors import InvalidInput, UnknownId, UserError
 from services.common.ids import ModelId, key_hash, parse_model_id
 from services.scheduler.core.packing import datum_cost
 from services.scheduler.core.view import Op
@@ -61,14 +61,21 @@ class TrainingAdmission:
         submission = replace(submission, limits=encode_limits(self._quotas(request.tenant_id), cost))
         if not submission.rejected:
             submission = replace(submission, payload=await self._payloads.prepare(pool, submission.key, payload))
-        try:
-            admitted = await self._admit(pool, request, submission)
-        except Busy:  # said only of a key that nothing holds: the payload belongs to nobody
-            await self._payloads.discard(submission.payload)
-            raise
+        admitted = await self._admitted(pool, request, submission)
         if admitted.admitted_ms:
             self._commands.remember(pool, _stored(submission, admitted, payload))
         return pb.SubmitReply(request_id=admitted.request_id, model_id=str(model))
+
+    async def _admitted(self, pool: str, request: pb.SubmitRequest, submission: Submission) -> Admitted:
+        """Once the command holds its key; of any other outcome no payload stays behind."""
+        try:
+            admitted = await self._admit(pool, request, submission)
+        except UserError:  # whatever holds the key, if anything does, is another command: this payload is nobody's
+            await self._payloads.discard(submission.payload)
+            raise
+        if not admitted.admitted_ms:
+            await self._payloads.discard_repeated(pool, submission.key, submission.payload)
+        return admitted
 
     async def _with_records(self, pool: str, request: pb.SubmitRequest, payload: bytes) -> bytes:
         """The payload with recorded vectors; a command whose sequences are not usable fails in its turn."""

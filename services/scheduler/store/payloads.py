@@ -196,12 +196,23 @@ class PayloadStore:
         return data[start - offset : end - offset]
 
     async def discard(self, pending: Pending) -> None:
-        """For a command that is certainly not admitted: its payload must not fill the store until it expires."""
-        if pending.upload.name.startswith(BLOB_PREFIX):
-            await self._blobs.delete(pending.upload.name)
-        elif pending.segments:
-            with reaching_redis():
-                await self._redis.unlink(*pending.segments)
+        """For a command that is certainly not admitted: its payload must not fill the store until it expires.
+
+        Where that cannot be done now, it expires.
+        """
+        with contextlib.suppress(Unavailable):
+            if pending.upload.name.startswith(BLOB_PREFIX):
+                await self._blobs.delete(pending.upload.name)
+            elif pending.segments:
+                with reaching_redis():
+                    await self._redis.unlink(*pending.segments)
+
+    async def discard_repeated(self, pool: str, key: str, pending: Pending) -> None:
+        """For a command that was admitted before. Maybe by this very attempt, whose first answer was lost: then
+        its row names this upload, which stays."""
+        with contextlib.suppress(Unavailable):
+            if pending.upload.name and await self._upload_of(pool, key) != pending.upload.name:
+                await self.discard(pending)
 
     async def drop_orphans(self, pool: str, age_seconds: float = ORPHAN_SECONDS) -> int:
         """Deletes files of commands that were never admitted, or whose rows no longer name them."""

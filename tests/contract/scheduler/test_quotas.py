@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from services.common.errors import Busy
+from services.common.errors import Busy, KeyConflict, UnknownId
 from services.scheduler.store import keys
 from services.scheduler.tenancy.records import Quotas
 from tests.contract.scheduler.requests import TENANT, batch_request, create_request, new_session
@@ -47,6 +47,11 @@ async def tight(valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path, allo
 async def usage(mesh: Mesh) -> dict[str, float]:
     found = await cast("Any", mesh.redis.hgetall(keys.usage(POOL, TENANT)))
     return {name.decode(): float(value) for name, value in found.items()}
+
+
+async def kept_payloads(mesh: Mesh) -> int:
+    segments = [key async for key in mesh.redis.scan_iter(match=f"{keys.pool_prefix(POOL)}:pay:*")]
+    return len(segments) + len(list((mesh.root / "payloads").glob("*")))
 
 
 async def held_model(mesh: Mesh) -> str:
@@ -94,15 +99,29 @@ async def test_a_refused_payload_is_not_kept(tight: Mesh, allowed: Allowed, limi
     tight.replicas[0].training.admission._payloads._limit = limit  # type: ignore[attr-defined]
     allowed.set(open_futures=1)
 
-    async def kept() -> int:
-        segments = [key async for key in tight.redis.scan_iter(match=f"{keys.pool_prefix(POOL)}:pay:*")]
-        return len(segments) + len(list((tight.root / "payloads").glob("*")))
-
-    before = await kept()
+    before = await kept_payloads(tight)
     for _ in range(3):
         with pytest.raises(Busy):
             await tight.batch(model, 2, [50, 60])
-    assert await kept() == before
+    assert await kept_payloads(tight) == before
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 10], ids=["in redis", "in a file"])
+async def test_only_the_first_payload_of_a_repeated_command_is_kept_SEC_10(tight: Mesh, limit: int) -> None:
+    """Repeats and conflicts count against no quota, so they must leave nothing behind."""
+    model = await held_model(tight)
+    tight.replicas[0].training.admission._payloads._limit = limit  # type: ignore[attr-defined]
+    first = await tight.batch(model, 2, [50, 60])
+    before = await kept_payloads(tight)
+    for _ in range(3):
+        assert await tight.batch(model, 2, [50, 60]) == first
+        with pytest.raises(KeyConflict):
+            await tight.batch(model, 2, [50, 61])
+        with pytest.raises(UnknownId):
+            await tight.batch(f"{model}0", 1, [50, 60])
+    assert await kept_payloads(tight) == before
+    tight.trainer.faults.rules.clear()
+    await tight.done(first)
 
 
 async def test_what_settles_gives_its_place_back(tight: Mesh) -> None:
