@@ -1,0 +1,54 @@
+"""The real engine with hooks for tests: it waits while a file is there, poison fails a pass half-way, and passes are noted.
+
+Settings of the process: TINKERMESH_TEST_HOOKS names a directory with `hold` (passes wait while it exists); `passes`
+gets one line per pass: datums, and whether it went well. Tests alone start a trainer with it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.trainer.engine import DatumResult, Engine, EngineSpec, Loss, SlotDatum
+from services.trainer.megatron import build_engine
+from services.trainer.megatron.packing import MicroBatch
+
+VARIABLE = "TINKERMESH_TEST_HOOKS"
+POISON = 511
+"""A datum that starts with this token makes its micro-batch fail, after those before it have run."""
+HOLD_SECONDS = 60.0
+
+
+def build(spec: EngineSpec) -> Engine:
+    engine = build_engine(spec)
+    hooks = Path(os.environ[VARIABLE])
+    run, run_batch = engine.run_pass, engine._passes._run_batch  # type: ignore[attr-defined]
+
+    def run_pass(datums: Sequence[SlotDatum], loss: Loss, *, backward: bool) -> list[DatumResult]:
+        (hooks / "reached").touch()
+        _wait_while(hooks / "hold")
+        went = "failed"
+        try:
+            results = run(datums, loss, backward=backward)
+            went = "done"
+            return results
+        finally:
+            with (hooks / "passes").open("a") as file:
+                file.write(f"{len(datums)} {went}\n")
+
+    def poisoned(batch: MicroBatch, *rest: object) -> None:
+        run_batch(batch, *rest)
+        if any(int(work.item.datum.tokens[0]) == POISON for work in batch.works):
+            raise RuntimeError("poison")
+
+    engine.run_pass = run_pass  # type: ignore[method-assign]
+    engine._passes._run_batch = poisoned  # type: ignore[attr-defined]
+    return engine
+
+
+def _wait_while(path: Path) -> None:
+    ends = time.monotonic() + HOLD_SECONDS
+    while path.exists() and time.monotonic() < ends:
+        time.sleep(0.005)
