@@ -2,6 +2,7 @@
 
     <root>/runs/<model id>/<kind>/<name>                     relative link to the current version
     <root>/runs/<model id>/<kind>/_version_<name>_<uuid>/    immutable directory with meta.json
+    <root>/durable/<model id>/<n>                            the mesh's own slot checkpoints, published alike
 
 Every path that came from outside goes through `resolve`, which follows links once and
 refuses anything that ends up outside the root.
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import InvalidInput, MissingResource
-from services.common.tinker_path import TinkerPath
+from services.common.tinker_path import DURABLE, TinkerPath
 
 META_FILE = "meta.json"
 VERSION_PREFIX = "_version_"
@@ -24,6 +25,16 @@ TEMPORARY_PREFIX = "_tmp_"
 def public_directory(path: TinkerPath) -> str:
     """Relative to the root; the grammar of TinkerPath admits no separator in any segment."""
     return f"runs/{path.model_id}/{path.kind}/{path.name}"
+
+
+def durable_directory(model_id: str, name: str) -> str:
+    """Relative to the root; outside runs/, where every path of a client leads."""
+    return f"{DURABLE}/{model_id}/{name}"
+
+
+def is_durable(relative: str) -> bool:
+    """Whether a directory relative to the root is, or is a version of, a slot checkpoint of the mesh's own."""
+    return relative.startswith(f"{DURABLE}/")
 
 
 def contained(root: Path, relative: str) -> Path:

@@ -13,6 +13,8 @@ WEIGHTS = "weights"
 SAMPLER_WEIGHTS = "sampler_weights"
 EXTERNAL_WEIGHTS = "external_weights"
 KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
+DURABLE = "durable"
+"""Kind of the mesh's own slot checkpoints. Not one of KINDS: no tinker:// path names them."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

@@ -26,8 +26,8 @@ from tinkermesh.v1 import trainer_pb2 as pb
 
 from services.common.artifact_meta import decode_meta, encode_meta
 from services.common.errors import InvalidInput, MissingResource
-from services.common.store import META_FILE, contained
-from services.common.tinker_path import WEIGHTS
+from services.common.store import META_FILE, contained, is_durable
+from services.common.tinker_path import DURABLE, WEIGHTS
 from services.trainer.engine import Layout, SlotImage
 from services.trainer.peft_files import CONFIG_FILE, WEIGHTS_FILE, adapter_config
 
@@ -81,7 +81,7 @@ def read(root: Path, relative: str, wanted: Wanted, *, optimizer: bool) -> SlotI
     directory = contained(root, relative)
     name = _shown(relative)
     meta = _read_meta(directory, name)
-    step = _check_meta(meta, name, wanted)
+    step = _check_meta(meta, name, wanted, DURABLE if is_durable(relative) else WEIGHTS)
     weights = _read_tensors(directory, name, meta, WEIGHTS_FILE)
     _check_tensors(weights, wanted.shapes, f"{name}: {WEIGHTS_FILE}")
     if not optimizer:
@@ -124,15 +124,15 @@ def _read_meta(directory: Path, name: str) -> dict[str, Any]:
     return meta
 
 
-def _check_meta(meta: dict[str, Any], name: str, wanted: Wanted) -> int:
+def _check_meta(meta: dict[str, Any], name: str, wanted: Wanted, kind: str) -> int:
     """The optimizer step. Raises InvalidInput naming the field and both values."""
     if meta.get("format_version") != FORMAT_VERSION:
         raise InvalidInput(
             f"{name}: format_version is {meta.get('format_version')!r}, this trainer reads {FORMAT_VERSION}"
         )
     stored = decode_meta(meta, name)
-    if stored.kind != WEIGHTS:
-        raise InvalidInput(f"{name}: kind is {stored.kind!r}; only {WEIGHTS!r} can be loaded for training")
+    if stored.kind != kind:
+        raise InvalidInput(f"{name}: kind is {stored.kind!r}; only {kind!r} can be loaded for training from there")
     if stored.base_model != wanted.base_model:
         raise InvalidInput(f"{name}: base_model is {stored.base_model!r}, the model has {wanted.base_model!r}")
     for field in ("rank", "alpha", "train_attn", "train_mlp", "train_unembed"):

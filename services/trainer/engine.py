@@ -129,6 +129,10 @@ class Engine(Protocol):
         """One optimizer step per slot, sorted by slot; consumes the slots' windows."""
         ...
 
+    def discard_window(self, slot: int) -> None:
+        """The slot's window is empty; weights, moments and clock stay."""
+        ...
+
     def capture(self, slot: int, *, moments: bool) -> SlotImage:
         """A copy; complete on rank 0 (other ranks may answer an image without tensors)."""
         ...

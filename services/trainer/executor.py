@@ -12,8 +12,9 @@ from tinkermesh.v1 import trainer_pb2 as pb
 
 from services.common import logs
 from services.common.errors import ContractViolation
+from services.common.store import is_durable
 from services.common.telemetry import span
-from services.common.tinker_path import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS
+from services.common.tinker_path import DURABLE, EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS
 from services.trainer import passes
 from services.trainer.artifacts import Artifact, ArtifactWriter, Destination
 from services.trainer.control import unanimous
@@ -116,7 +117,7 @@ class Executor:
         moments: bool,
     ) -> pb.UnitOutcome:
         def admit() -> None:
-            _check_meta(unit, destination.meta, self.commands)
+            _check_meta(unit, destination, self.commands)
             if self.writer is not None:
                 self.writer.admit(destination)
 
@@ -138,10 +139,12 @@ def _log(unit: pb.Unit, outcome: pb.UnitOutcome) -> None:
         log.info("%s: %.3f s%s", kind, outcome.execute_seconds, failed)
 
 
-def _check_meta(unit: pb.Unit, meta: pb.ArtifactMeta, commands: SlotCommands) -> None:
-    work = unit.WhichOneof("work")
-    wanted = (WEIGHTS,) if work == "save" else (SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
+def _check_meta(unit: pb.Unit, destination: Destination, commands: SlotCommands) -> None:
+    work, meta = unit.WhichOneof("work"), destination.meta
+    wanted = (WEIGHTS, DURABLE) if work == "save" else (SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
     if meta.kind not in wanted:
         raise ContractViolation(f"meta.kind of a {work} must be {' or '.join(wanted)}, not {meta.kind!r}")
+    if (meta.kind == DURABLE) != is_durable(destination.directory):
+        raise ContractViolation(f"kind {meta.kind!r} does not belong into {destination.directory!r}")
     if meta.base_model != commands.base_model:
         raise ContractViolation(f"meta.base_model is {meta.base_model!r}, this trainer has {commands.base_model!r}")

@@ -33,9 +33,8 @@ class SlotCommands:
     def optim(self, work: pb.OptimWork) -> list[pb.SlotOutcome]:
         """Steps the slots; one that failed is told apart. Raises AgreedFailure when nothing happened."""
         unanimous(self.control, "optim_step", lambda: self._check_steps(work.steps))
-        steps = [(step.slot, _adam(step.adam)) for step in work.steps]
         try:
-            results = unanimous(self.control, "optim_step", lambda: self._step(steps))
+            results = unanimous(self.control, "optim_step", lambda: self._step(work.steps))
         except AgreedFailure as error:
             return [self._failed(step.slot, error, request_id=step.request_id) for step in work.steps]
         return [self._stepped(step, results[step.slot]) for step in work.steps]
@@ -94,10 +93,15 @@ class SlotCommands:
         for step in steps:
             self.table.held(step.slot, step.load_number)
 
-    def _step(self, steps: list[tuple[int, Adam]]) -> dict[int, StepResult]:
-        results = self.engine.optim_steps(steps)
-        if set(results) != {slot for slot, _ in steps}:
+    def _step(self, steps: Sequence[pb.SlotStep]) -> dict[int, StepResult]:
+        wanted = [(step.slot, _adam(step.adam)) for step in steps if not step.skip]
+        results = dict(self.engine.optim_steps(wanted)) if wanted else {}
+        if set(results) != {slot for slot, _ in wanted}:
             raise ContractViolation(f"the engine stepped {sorted(results)}")
+        for step in steps:
+            if step.skip:
+                self.engine.discard_window(step.slot)
+                results[step.slot] = StepResult({"skipped_nonfinite": 1.0})
         return results
 
     def _stepped(self, step: pb.SlotStep, result: StepResult) -> pb.SlotOutcome:

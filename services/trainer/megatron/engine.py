@@ -92,6 +92,9 @@ class MegatronEngine:
         slots = [(number, self.slots.get(number), adam) for number, adam in steps]
         return {number: step_slot(slot, adam, self.runtime) for number, slot, adam in slots}
 
+    def discard_window(self, slot: int) -> None:
+        self.slots.get(slot).clear_window()
+
     def capture(self, slot: int, *, moments: bool) -> SlotImage:
         state = self.slots.get(slot)
         names = list(canonical_names(self.facts, state.layout))

@@ -1,4 +1,4 @@
-"""The real engine with hooks for tests: it waits while a file is there, poison fails a pass half-way, and passes are noted.
+"""The real engine with hooks for tests: it waits while a file is there, poison fails a pass, passes are noted.
 
 Settings of the process: TINKERMESH_TEST_HOOKS names a directory with `hold` (passes wait while it exists); `passes`
 gets one line per pass: datums, and whether it went well. Tests alone start a trainer with it.

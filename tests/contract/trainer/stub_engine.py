@@ -100,6 +100,10 @@ class StubEngine:
         self._enter("optim_steps")
         return {slot: self._step(self.slots[slot], adam) for slot, adam in steps}
 
+    def discard_window(self, slot: int) -> None:
+        self._enter("discard_window")
+        self.slots[slot].window = {}
+
     def capture(self, slot: int, *, moments: bool) -> SlotImage:
         self._enter("capture")
         held = self.slots[slot]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1.types_pb2 import FAILURE_CATEGORY_SERVER, FAILURE_CATEGORY_USER
 
 from services.common.errors import InvalidInput
 from services.trainer.engine import StepResult
-from tests.contract.trainer.harness import Rig, datum
+from tests.contract.trainer.harness import Rig, datum, train
 
 
 async def test_outcomes_and_logprobs_are_in_item_order_FAIL_09(rig: Rig):
@@ -127,8 +128,6 @@ async def test_one_failed_step_of_a_merged_unit_is_told_apart_FAIL_10(rig: Rig, 
 
 
 async def test_skipped_step_succeeds_and_does_not_advance_the_clock_OPT_04(rig: Rig):
-    from tinkermesh.v1 import trainer_pb2 as pb
-
     trainer, client = rig
     await client.done(client.units.init(0))
     await client.done(client.units.train([(0, [datum()])]))
@@ -139,9 +138,30 @@ async def test_skipped_step_succeeds_and_does_not_advance_the_clock_OPT_04(rig: 
     assert (state.optimizer_step, state.window_open) == (0, False)
 
 
-async def test_describe_tells_facts_and_slots(rig: Rig):
-    from tinkermesh.v1 import trainer_pb2 as pb
+async def test_a_replayed_skip_empties_the_window_and_moves_nothing_else_OPT_04_ADD_05(rig: Rig):
+    """A merged unit of a real step and a skip: the skipped slot's weights, moments and clock stay."""
+    trainer, client = rig
+    for slot in (0, 1):
+        await client.done(client.units.init(slot))
+        await train(client, slot, 1)
+    before = trainer.digests()
+    await client.done(client.units.train([(0, [datum()]), (1, [datum()])]))
+    unit = client.units.optim(0, 1)
+    unit.optim.steps[0].skip = True
+    outcome = await client.done(unit)
+    assert [dict(slot.metrics).get("skipped_nonfinite") for slot in outcome.slots] == [1.0, None]
+    assert [slot.request_id for slot in outcome.slots] == ["r0", "r1"]
+    assert trainer.digests()[0] == before[0]
+    assert trainer.digests()[1] != before[1]
+    states = (await client.stub.Describe(pb.DescribeTrainerRequest())).slots
+    assert [(s.optimizer_step, s.window_open) for s in states[:2]] == [(1, False), (2, False)]
+    unit = client.units.optim(0)
+    unit.optim.steps[0].skip = True
+    await client.done(unit)  # nothing but skips: the engine is not asked to step
+    assert trainer.digests()[0] == before[0]
 
+
+async def test_describe_tells_facts_and_slots(rig: Rig):
     _, client = rig
     await client.done(client.units.init(1))
     await client.done(client.units.train([(1, [datum()])]))

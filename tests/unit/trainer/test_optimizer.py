@@ -81,6 +81,26 @@ def test_non_finite_gradient_skips_that_slot_only_OPT_04(engine: MegatronEngine,
     assert "grad_norm" in engine.optim_steps([(0, ADAM)])[0].metrics
 
 
+def test_discarding_a_window_is_what_a_skipped_step_does_ADD_05(engine: MegatronEngine) -> None:
+    """Bitwise: weights, moments, clock, and what the next pass adds up."""
+    digests = []
+    for slot, poison in ((0, True), (1, False)):
+        randomize(engine, slot, ALL, seed=5)
+        engine.run_pass(on_slot(slot, supervised(1, 20)), CROSS_ENTROPY, backward=True)
+        engine.optim_steps([(slot, ADAM)])
+        engine.run_pass(on_slot(slot, supervised(3, 20)), CROSS_ENTROPY, backward=True)
+        if poison:
+            engine.slots.get(slot).window.tensor[17] = float("nan")  # type: ignore[union-attr]
+            engine.optim_steps([(slot, ADAM)])
+        else:
+            engine.discard_window(slot)
+        assert not engine.window_open(slot)
+        engine.run_pass(on_slot(slot, supervised(4, 20)), CROSS_ENTROPY, backward=True)
+        engine.optim_steps([(slot, ADAM)])
+        digests.append(engine.slot_digest(slot))
+    assert digests[0] == digests[1]
+
+
 def test_huge_but_finite_gradient_is_not_taken_for_an_overflow(engine: MegatronEngine) -> None:
     randomize(engine, 0, ALL, seed=1)
     engine.run_pass(on_slot(0, scaled(supervised(1, 20), 1e20)), CROSS_ENTROPY, backward=True)
