@@ -138,6 +138,8 @@ def set_tenant(
     samples: Annotated[int | None, typer.Option(min=0, help="Unsettled samples; the SDK keeps 2,048")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="Trained, scored, asked to be sampled")] = None,
     requests_per_second: Annotated[float | None, typer.Option(min=0, help="Accepted commands and samples")] = None,
+    result_bytes: Annotated[int | None, typer.Option(min=0, help="Results that are kept")] = None,
+    sequence_bytes: Annotated[int | None, typer.Option(min=0, help="Recorded sequences that are kept")] = None,
     reset: Annotated[list[str] | None, typer.Option(help="A quota that follows the mesh's default again")] = None,
     state_dir: StateOption = None,
     scheduler: SchedulerOption = "",
@@ -151,6 +153,8 @@ def set_tenant(
         samples=samples,
         tokens_per_minute=tokens_per_minute,
         requests_per_second=requests_per_second,
+        result_bytes=result_bytes,
+        sequence_bytes=sequence_bytes,
     )
     change = pb.SetTenantRequest(tenant_id=tenant_id, name=name, weight=weight, quotas=quotas, reset=reset or [])
     with _mesh(state_dir, scheduler) as mesh:

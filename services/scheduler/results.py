@@ -11,13 +11,15 @@ from services.common.ids import RequestId, parse_request_id
 from services.scheduler.store.requests import Head, Reading, RequestReader, ResultParts
 
 INLINE_BYTES = 32 << 10
+_LOOKS = 3
 
 
 class Results:
     """Reads results with ownership checked."""
 
-    def __init__(self, reader: RequestReader) -> None:
+    def __init__(self, reader: RequestReader, *, delivered_grace_ms: int) -> None:
         self._reader = reader
+        self._grace_ms = delivered_grace_ms
 
     async def whole(self, request_id: str, tenant_id: str) -> bytes:
         """A settled request's serialized v1.Result. Raises Gone, Forbidden, Pending."""
@@ -27,10 +29,24 @@ class Results:
             raise Forbidden(f"request_id {request_id} belongs to another tenant")
         if not head.settled:
             raise Pending(f"request_id {request_id} is not settled yet")
-        parts = (await self._reader.results([request]))[0]
-        if parts.missing:  # gone if it expired since its head was read
-            await self._head(request)
-        return await self._assemble(request, parts)
+        return await self.stored(request)
+
+    async def stored(self, request: RequestId) -> bytes:
+        """Of a settled one, whoever asks. Raises Gone."""
+        for _ in range(_LOOKS):
+            parts = (await self._reader.results([request]))[0]
+            if parts.is_uploaded and (data := await self._reader.uploaded(request.pool, parts)) is not None:
+                return data
+            if not parts.is_uploaded and not parts.missing:
+                return parts.whole or _stored(request, parts).SerializeToString()
+            await self._head(request)  # expired meanwhile, or just moved to where the next look finds it
+        if parts.is_uploaded:
+            raise Gone(f"request_id {request}: its result has expired")
+        raise ContractViolation(f"request {request} is settled without a result")
+
+    async def delivered(self, request_id: str) -> None:
+        """Its client has the whole of it: it goes after the grace, if that is sooner. Raises Unavailable."""
+        await self._reader.delivered(_parsed(request_id), self._grace_ms)
 
     async def _head(self, request: RequestId) -> Head:
         head = (await self._reader.heads([request]))[0]
@@ -42,14 +58,6 @@ class Results:
         """What decides each request's answer, and its result where it is settled and small; `whole` reads others."""
         readings = await self._reader.readings(requests, INLINE_BYTES)
         return [(found.head, _small(request, found)) for request, found in zip(requests, readings, strict=True)]
-
-    async def _assemble(self, request: RequestId, parts: ResultParts) -> bytes:
-        if not parts.in_segments:
-            return parts.whole or _stored(request, parts).SerializeToString()
-        segments = await self._reader.segments(request.pool, parts.upload, parts.segments)
-        if None in segments:
-            raise Gone(f"request_id {request}: its result has expired")
-        return b"".join(segment for segment in segments if segment is not None)
 
 
 def _parsed(request_id: str) -> RequestId:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import scheduler_pb2_grpc
 
+from services.common.errors import Unavailable
 from services.common.frames import frames
 from services.common.grpc_boundary import Context
 from services.scheduler.artifacts import Artifacts
@@ -171,3 +173,5 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         data = await self._results.whole(request.request_id, request.tenant_id)
         for frame in frames(data):
             yield pb.ResultFrame(data=frame)
+        with suppress(Unavailable):  # it was delivered; then it stays for its whole retention
+            await self._results.delivered(request.request_id)

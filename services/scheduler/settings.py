@@ -28,6 +28,8 @@ class Settings(ServiceSettings, frozen=True):
     gap_timeout_seconds: float = 900.0
     retention_seconds: float = 86_400.0
     record_seconds: float = 86_400.0  # how long a recorded sequence lives after its last use
+    # A large result stays this long after it was delivered: longer than the SDK's longest pause (an hour).
+    delivered_grace_seconds: float = 7_200.0
     retrieved_grace_seconds: float = 600.0  # a sample's result stays this long after its client said it has it
     fair: bool = True
     samplers: bool = True  # false: this mesh runs none, so samples are refused instead of waiting for one
@@ -45,6 +47,8 @@ class Settings(ServiceSettings, frozen=True):
     quota_samples: int = 8_192  # above the SDK's 2,048 in flight
     quota_tokens_per_minute: int = 0
     quota_requests_per_second: float = 0.0
+    quota_result_bytes: int = 8 << 30
+    quota_sequence_bytes: int = 8 << 30
 
     @property
     def quotas(self) -> Quotas:
@@ -56,4 +60,6 @@ class Settings(ServiceSettings, frozen=True):
             samples=self.quota_samples,
             tokens_per_minute=self.quota_tokens_per_minute,
             requests_per_second=self.quota_requests_per_second,
+            result_bytes=self.quota_result_bytes,
+            sequence_bytes=self.quota_sequence_bytes,
         )

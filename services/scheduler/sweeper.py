@@ -10,6 +10,7 @@ from services.common import logs
 from services.common.errors import TinkermeshError, Unavailable
 from services.scheduler.sessions import Sessions
 from services.scheduler.store.sampling import SamplingStore
+from services.scheduler.store.sequences import SequenceStore
 from services.scheduler.store.sessions import SessionStore
 
 log = logging.getLogger(__name__)
@@ -93,10 +94,11 @@ class Sweeper:
 
 
 class ResultSweeper:
-    """A LeaderTask: results of samples past their retention leave Redis."""
+    """A LeaderTask: results of samples past their retention leave Redis, and recorded sequences past their time."""
 
-    def __init__(self, store: SamplingStore, *, keep_ms: int, seconds: float = 30.0) -> None:
+    def __init__(self, store: SamplingStore, sequences: SequenceStore, *, keep_ms: int, seconds: float = 30.0) -> None:
         self._store = store
+        self._sequences = sequences
         self._keep_ms = keep_ms
         self._seconds = seconds
 
@@ -107,5 +109,8 @@ class ResultSweeper:
                 swept = RESULTS_PER_TICK
                 while swept == RESULTS_PER_TICK:
                     swept = await self._store.sweep(pool, RESULTS_PER_TICK, self._keep_ms)
+                ended = RESULTS_PER_TICK
+                while ended == RESULTS_PER_TICK:
+                    ended = await self._sequences.sweep(pool, RESULTS_PER_TICK)
             except Unavailable as error:
                 log.warning("pool %s: expired results stay a little longer: %s", pool, error)

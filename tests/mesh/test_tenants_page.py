@@ -51,7 +51,8 @@ def test_the_page_says_the_real_defaults_SEC_10() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", PAGE, re.MULTILINE))
     assert rows["sessions"] == f"{quotas.sessions:,}" and rows["models"] == f"{quotas.models:,}"
     assert rows["samples"] == f"{quotas.samples:,}" and rows["open_futures"] == f"{quotas.open_futures:,}"
-    assert rows["queued_bytes"] == f"{quotas.queued_bytes >> 30} GiB"
+    for name in ("queued_bytes", "result_bytes", "sequence_bytes"):
+        assert rows[name] == f"{getattr(quotas, name) >> 30} GiB"
     assert rows["tokens_per_minute"] == rows["requests_per_second"] == "none"
     assert (quotas.tokens_per_minute, quotas.requests_per_second) == (0, 0)
 

@@ -217,6 +217,8 @@ class Quotas(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
     REQUESTS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    RESULT_BYTES_FIELD_NUMBER: _builtins.int
+    SEQUENCE_BYTES_FIELD_NUMBER: _builtins.int
     sessions: _builtins.int
     """open at once, over all pools"""
     models: _builtins.int
@@ -231,6 +233,10 @@ class Quotas(_message.Message):
     """trained, scored and asked to be sampled"""
     requests_per_second: _builtins.float
     """accepted commands and samples"""
+    result_bytes: _builtins.int
+    """results that are kept"""
+    sequence_bytes: _builtins.int
+    """recorded sequences that are kept"""
     def __init__(
         self,
         *,
@@ -241,10 +247,12 @@ class Quotas(_message.Message):
         samples: _builtins.int | None = ...,
         tokens_per_minute: _builtins.int | None = ...,
         requests_per_second: _builtins.float | None = ...,
+        result_bytes: _builtins.int | None = ...,
+        sequence_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_models", b"_models", "_open_futures", b"_open_futures", "_queued_bytes", b"_queued_bytes", "_requests_per_second", b"_requests_per_second", "_samples", b"_samples", "_sessions", b"_sessions", "_tokens_per_minute", b"_tokens_per_minute", "models", b"models", "open_futures", b"open_futures", "queued_bytes", b"queued_bytes", "requests_per_second", b"requests_per_second", "samples", b"samples", "sessions", b"sessions", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_models", b"_models", "_open_futures", b"_open_futures", "_queued_bytes", b"_queued_bytes", "_requests_per_second", b"_requests_per_second", "_result_bytes", b"_result_bytes", "_samples", b"_samples", "_sequence_bytes", b"_sequence_bytes", "_sessions", b"_sessions", "_tokens_per_minute", b"_tokens_per_minute", "models", b"models", "open_futures", b"open_futures", "queued_bytes", b"queued_bytes", "requests_per_second", b"requests_per_second", "result_bytes", b"result_bytes", "samples", b"samples", "sequence_bytes", b"sequence_bytes", "sessions", b"sessions", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_models", b"_models", "_open_futures", b"_open_futures", "_queued_bytes", b"_queued_bytes", "_requests_per_second", b"_requests_per_second", "_samples", b"_samples", "_sessions", b"_sessions", "_tokens_per_minute", b"_tokens_per_minute", "models", b"models", "open_futures", b"open_futures", "queued_bytes", b"queued_bytes", "requests_per_second", b"requests_per_second", "samples", b"samples", "sessions", b"sessions", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_models", b"_models", "_open_futures", b"_open_futures", "_queued_bytes", b"_queued_bytes", "_requests_per_second", b"_requests_per_second", "_result_bytes", b"_result_bytes", "_samples", b"_samples", "_sequence_bytes", b"_sequence_bytes", "_sessions", b"_sessions", "_tokens_per_minute", b"_tokens_per_minute", "models", b"models", "open_futures", b"open_futures", "queued_bytes", b"queued_bytes", "requests_per_second", b"requests_per_second", "result_bytes", b"result_bytes", "samples", b"samples", "sequence_bytes", b"sequence_bytes", "sessions", b"sessions", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__models: _TypeAlias = _typing.Literal["models"]  # noqa: Y015
     _WhichOneofArgType__models: _TypeAlias = _typing.Literal["_models", b"_models"]  # noqa: Y015
@@ -254,8 +262,12 @@ class Quotas(_message.Message):
     _WhichOneofArgType__queued_bytes: _TypeAlias = _typing.Literal["_queued_bytes", b"_queued_bytes"]  # noqa: Y015
     _WhichOneofReturnType__requests_per_second: _TypeAlias = _typing.Literal["requests_per_second"]  # noqa: Y015
     _WhichOneofArgType__requests_per_second: _TypeAlias = _typing.Literal["_requests_per_second", b"_requests_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__result_bytes: _TypeAlias = _typing.Literal["result_bytes"]  # noqa: Y015
+    _WhichOneofArgType__result_bytes: _TypeAlias = _typing.Literal["_result_bytes", b"_result_bytes"]  # noqa: Y015
     _WhichOneofReturnType__samples: _TypeAlias = _typing.Literal["samples"]  # noqa: Y015
     _WhichOneofArgType__samples: _TypeAlias = _typing.Literal["_samples", b"_samples"]  # noqa: Y015
+    _WhichOneofReturnType__sequence_bytes: _TypeAlias = _typing.Literal["sequence_bytes"]  # noqa: Y015
+    _WhichOneofArgType__sequence_bytes: _TypeAlias = _typing.Literal["_sequence_bytes", b"_sequence_bytes"]  # noqa: Y015
     _WhichOneofReturnType__sessions: _TypeAlias = _typing.Literal["sessions"]  # noqa: Y015
     _WhichOneofArgType__sessions: _TypeAlias = _typing.Literal["_sessions", b"_sessions"]  # noqa: Y015
     _WhichOneofReturnType__tokens_per_minute: _TypeAlias = _typing.Literal["tokens_per_minute"]  # noqa: Y015
@@ -269,7 +281,11 @@ class Quotas(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_per_second) -> _WhichOneofReturnType__requests_per_second | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__result_bytes) -> _WhichOneofReturnType__result_bytes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__samples) -> _WhichOneofReturnType__samples | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sequence_bytes) -> _WhichOneofReturnType__sequence_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sessions) -> _WhichOneofReturnType__sessions | None: ...
     @_typing.overload
@@ -288,6 +304,8 @@ class PoolUsage(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     TOKENS_LEFT_FIELD_NUMBER: _builtins.int
     REQUESTS_LEFT_FIELD_NUMBER: _builtins.int
+    RESULT_BYTES_FIELD_NUMBER: _builtins.int
+    SEQUENCE_BYTES_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     models: _builtins.int
     queued_bytes: _builtins.int
@@ -296,6 +314,8 @@ class PoolUsage(_message.Message):
     tokens_left: _builtins.float
     """What is left of the buckets now; below zero after a request larger than what was left."""
     requests_left: _builtins.float
+    result_bytes: _builtins.int
+    sequence_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -306,10 +326,12 @@ class PoolUsage(_message.Message):
         samples: _builtins.int = ...,
         tokens_left: _builtins.float | None = ...,
         requests_left: _builtins.float | None = ...,
+        result_bytes: _builtins.int = ...,
+        sequence_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "requests_left", b"requests_left", "tokens_left", b"tokens_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "models", b"models", "open_futures", b"open_futures", "pool", b"pool", "queued_bytes", b"queued_bytes", "requests_left", b"requests_left", "samples", b"samples", "tokens_left", b"tokens_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "models", b"models", "open_futures", b"open_futures", "pool", b"pool", "queued_bytes", b"queued_bytes", "requests_left", b"requests_left", "result_bytes", b"result_bytes", "samples", b"samples", "sequence_bytes", b"sequence_bytes", "tokens_left", b"tokens_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__requests_left: _TypeAlias = _typing.Literal["requests_left"]  # noqa: Y015
     _WhichOneofArgType__requests_left: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left"]  # noqa: Y015

@@ -58,7 +58,8 @@ class TrainingAdmission:
             payload = await self._with_records(pool, request, payload)
         submission = _submission(request, model, seq, len(payload), traceparent)
         cost = 0 if submission.rejected else submission.tokens
-        submission = replace(submission, limits=encode_limits(self._quotas(request.tenant_id), cost))
+        limits = encode_limits(self._quotas(request.tenant_id), cost, answers=request.command.HasField("batch"))
+        submission = replace(submission, limits=limits)
         if not submission.rejected:
             submission = replace(submission, payload=await self._payloads.prepare(pool, submission.key, payload))
         admitted = await self._admitted(pool, request, submission)

@@ -81,13 +81,10 @@ async def _sequences(
         if span.sampled
     }
     refs = {name: _ref(index, name, pool) for name, index in first_use.items()}
-    records = await store.use(list(refs.values()))
+    records = await store.use(pool, tenant_id, list(refs.values()))
     for name, index in sorted(first_use.items(), key=lambda use: use[1]):
-        record = records.get(refs[name])
-        if record is None:
+        if refs[name] not in records:
             raise _refusal(index, name, await store.why_missing(refs[name], tenant_id))
-        if record.tenant_id != tenant_id:
-            raise _refusal(index, name, Missing.FOREIGN)
     return {name: _sequence(records[ref]) for name, ref in refs.items()}
 
 

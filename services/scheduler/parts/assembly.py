@@ -87,7 +87,7 @@ class Assembly:
 
     @cached_property
     def results(self) -> Results:
-        return Results(self._ground.reader)
+        return self._ground.results
 
     @cached_property
     def queue_states(self) -> QueueStates:

@@ -8,12 +8,14 @@ from pathlib import Path
 from services.common.keyring import Keyring, load_pepper
 from services.scheduler.artifacts import Artifacts
 from services.scheduler.directory import Directory
+from services.scheduler.results import Results
 from services.scheduler.session_directory import SessionDirectory
 from services.scheduler.settings import Settings
 from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.connection import Redis
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.notices import Notices
+from services.scheduler.store.payloads import BlobStore, FileBlobs
 from services.scheduler.store.registry import RegistryStore
 from services.scheduler.store.requests import RequestReader
 from services.scheduler.store.sampling import SamplingStore
@@ -60,7 +62,7 @@ class Ground:
 
     @cached_property
     def sequences(self) -> SequenceStore:
-        return SequenceStore(self.redis, ms(self.settings.record_seconds))
+        return SequenceStore(self.redis, self.functions, ms(self.settings.record_seconds))
 
     @cached_property
     def catalog_store(self) -> CatalogStore:
@@ -72,7 +74,15 @@ class Ground:
 
     @cached_property
     def reader(self) -> RequestReader:
-        return RequestReader(self.redis, self.functions)
+        return RequestReader(self.redis, self.functions, self.blobs)
+
+    @cached_property
+    def results(self) -> Results:
+        return Results(self.reader, delivered_grace_ms=ms(self.settings.delivered_grace_seconds))
+
+    @cached_property
+    def blobs(self) -> BlobStore:
+        return FileBlobs(self.store_root / "payloads")
 
     # -- who is who, and what is where ---------------------------------------------------
 

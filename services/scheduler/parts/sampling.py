@@ -6,6 +6,7 @@ from functools import cached_property
 
 from services.scheduler.parts.ground import Ground, ms
 from services.scheduler.ports import LeaderTask
+from services.scheduler.result_files import ResultMover
 from services.scheduler.sampling.admission import SampleAdmission
 from services.scheduler.sampling.cancel import Cancellation
 from services.scheduler.sampling.completions import Completions
@@ -16,6 +17,7 @@ from services.scheduler.sampling.presence import SamplerPresence
 from services.scheduler.sampling.sessions import SamplingSessions
 from services.scheduler.sampling.snapshots import Snapshots
 from services.scheduler.store.completions import CompletionStore
+from services.scheduler.store.large_results import LargeResults
 from services.scheduler.sweeper import ResultSweeper
 
 
@@ -71,5 +73,6 @@ class SamplingParts:
         store, ground = self._ground.sampling_store, self._ground
         return [
             SampleDispatcher(store, self.fleet, ground.notices, self.limits, ground.book.weights),
-            ResultSweeper(store, keep_ms=self.limits.retention_ms),
+            ResultSweeper(store, ground.sequences, keep_ms=self.limits.retention_ms),
+            ResultMover(LargeResults(ground.redis, ground.functions), ground.results, ground.blobs),
         ]

@@ -42,7 +42,9 @@ class SampleAdmission:
         pool = parse_sampling_session_id(key.sampling_session_id).pool
         failed = request.command.rejected or await self._presence.absence(pool)
         quotas = self._quotas(request.tenant_id)
-        limits = encode_limits(quotas, 0 if failed else _tokens(request.command.sample))
+        body = request.command.sample
+        cost = 0 if failed else _tokens(body)
+        limits = encode_limits(quotas, cost, answers=True, records=body.record_stability_info and not failed)
         sample = _to_admit(request, payload, traceparent, failed)._replace(limits=limits)
         request_id, sequence_ids = await self._store.admit(pool, sample, quotas.samples, self._limits.retention_ms)
         return pb.SubmitReply(request_id=request_id, sample_sequence_ids=sequence_ids)

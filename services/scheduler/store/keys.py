@@ -17,7 +17,8 @@ Request row ``req(pool, key)``, a hash (training commands and samples alike):
     result_bytes                                   sequence_ids  space-separated (samples)
     expires_ms   when the result may go            charged       what it holds of its tenant's quota
     pack, datums, tokens, issued, reported, flying, group, rejected, captured_ms, artifact (training)
-    sequences, adapter_name, adapter_path, result_upload, result_segments, recorded (samples)
+    sequences, adapter_name, adapter_path, recorded (samples)
+    result_upload, result_segments, kept (large results; what any result holds of its tenant's quota)
 """
 
 from __future__ import annotations
@@ -266,6 +267,16 @@ def sample_counts(pool: str) -> str:
 def settled_samples(pool: str) -> str:
     """Zset request key -> when its result may be dropped, unix ms."""
     return _pool(pool, "samples_settled")
+
+
+def large_results(pool: str) -> str:
+    """List of request keys whose results are to be moved to the shared store."""
+    return _pool(pool, "large_results")
+
+
+def records(pool: str) -> str:
+    """Zset "<tenant> <request key> <index>" -> when this recorded sequence ends, unix ms."""
+    return _pool(pool, "records")
 
 
 def record(pool: str, key: str, index: int) -> str:

@@ -40,6 +40,11 @@ class Upload(NamedTuple):
 NO_UPLOAD = Upload("", 0)
 
 
+def blob_name(pool: str, key: str) -> str:
+    """Of a file that belongs to the request `key`."""
+    return f"{BLOB_PREFIX}{pool}.{key}.{uuid.uuid4().hex}"
+
+
 class Pending(NamedTuple):
     """A payload on its way: `segments` (key -> bytes) are set in the round trip of the admitting call."""
 
@@ -170,11 +175,11 @@ class PayloadStore:
         """A large payload is written to the shared store now; the segments of others go with the admission."""
         if not payload:
             return NOTHING
-        name = uuid.uuid4().hex
         if len(payload) > self._limit:
-            name = f"{BLOB_PREFIX}{pool}.{key}.{name}"
+            name = blob_name(pool, key)
             await self._blobs.put(name, payload)
             return Pending(Upload(name, 1), {})
+        name = uuid.uuid4().hex
         parts = [payload[at : at + SEGMENT_BYTES] for at in range(0, len(payload), SEGMENT_BYTES)]
         segments = {keys.payload(pool, name, index): part for index, part in enumerate(parts)}
         return Pending(Upload(name, len(parts)), segments)
@@ -219,18 +224,18 @@ class PayloadStore:
         dropped = 0
         for name in await self._blobs.older_than(age_seconds):
             owner, _, rest = name.removeprefix(BLOB_PREFIX).partition(".")
-            if owner == pool and await self._upload_of(pool, rest.partition(".")[0]) != name:
+            if owner == pool and name not in await self._files_of(pool, rest.partition(".")[0]):
                 await self._blobs.delete(name)
                 dropped += 1
         return dropped
 
-    async def _upload_of(self, pool: str, key: str) -> str:
+    async def _files_of(self, pool: str, key: str) -> list[str]:
         with reaching_redis():
-            upload = await self._redis.hget(keys.req(pool, key), "upload")
-        return (upload or b"").decode()
+            named = await self._redis.hmget(keys.req(pool, key), ("upload", "result_upload"))
+        return [name.decode() for name in named if name is not None]
 
     async def drop_blobs(self, pool: str, limit: int = 100) -> int:
-        """Deletes the files of blobs whose commands have settled."""
+        """Deletes the files of commands that have settled and of results that have gone."""
         with reaching_redis():
             names = await self._redis.lrange(keys.dropped_blobs(pool), 0, limit - 1)
         for name in names:

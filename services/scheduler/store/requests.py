@@ -10,12 +10,15 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common.errors import ContractViolation
 from services.common.ids import RequestId
 from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
+from services.scheduler.store.payloads import BLOB_PREFIX, BlobStore
 
 _HEAD = ("request_id", "tenant", "state", "expires_ms", "result_bytes", "op", "kind", "parent", "seq")
+_RESULT = ("result", "result_upload", "result_segments", "result_bytes")
 SETTLED_STATES = ("done", "failed")
 
 
@@ -37,9 +40,10 @@ class Head:
 
 
 class RequestReader:
-    def __init__(self, redis: Redis, functions: Functions) -> None:
+    def __init__(self, redis: Redis, functions: Functions, blobs: BlobStore) -> None:
         self._redis = cast("Any", redis)
         self._call = functions.call
+        self._blobs = blobs
 
     async def readings(self, requests: Sequence[RequestId], limit: int) -> list[Reading]:
         """In their order: heads, and results of settled requests up to `limit` bytes; one call per pool."""
@@ -71,15 +75,26 @@ class RequestReader:
         with reaching_redis():
             pipe = self._redis.pipeline(transaction=False)
             for request in requests:
-                pipe.hmget(keys.req(request.pool, request.key), ("result", "result_upload", "result_segments"))
+                pipe.hmget(keys.req(request.pool, request.key), _RESULT)
                 pipe.hgetall(keys.outputs(request.pool, request.key))
             answers = await pipe.execute() if requests else []
         return [_parts(row, outputs) for row, outputs in zip(answers[::2], answers[1::2], strict=True)]
 
-    async def segments(self, pool: str, upload: str, count: int) -> list[bytes | None]:
+    async def uploaded(self, pool: str, parts: ResultParts) -> bytes | None:
+        """A large result out of its segments or its file; None when a piece of it is gone. Raises Unavailable."""
+        if parts.upload.startswith(BLOB_PREFIX):
+            try:
+                return await self._blobs.read(parts.upload, 0, parts.size)
+            except ContractViolation:
+                return None
+        names = [keys.payload(pool, parts.upload, index) for index in range(parts.segments)]
         with reaching_redis():
-            found: list[bytes | None] = await self._redis.mget([keys.payload(pool, upload, i) for i in range(count)])
-        return found
+            found: list[bytes | None] = await self._redis.mget(names)
+        return None if None in found else b"".join(cast("list[bytes]", found))
+
+    async def delivered(self, request: RequestId, grace_ms: int) -> None:
+        """Its client has the whole of it: it goes after the grace. Raises Unavailable."""
+        await self._call("result_delivered", [keys.pool_prefix(request.pool)], request.key, str(request), grace_ms)
 
     async def command(self, request: RequestId) -> types.Command | None:
         with reaching_redis():
@@ -89,16 +104,17 @@ class RequestReader:
 
 @dataclass(frozen=True, slots=True)
 class ResultParts:
-    """`whole` is a serialized v1.Result; else it lies in `upload`'s segments, or in batch parts."""
+    """`whole` is a serialized v1.Result; else it lies in `upload` (segments, or a file of `size` bytes) or in parts."""
 
     whole: bytes | None
     upload: str
     segments: int
+    size: int
     batch: dict[int, bytes]  # first datum index -> serialized v1.BatchResult
 
     @property
-    def in_segments(self) -> bool:
-        """A later, whole answer (such as "expired") replaces what lies in segments."""
+    def is_uploaded(self) -> bool:
+        """A later, whole answer (such as "expired") replaces what was uploaded."""
         return self.whole is None and self.upload != ""
 
     @property
@@ -117,7 +133,7 @@ class Reading:
 def _reading(request: RequestId, row: Sequence[Any], now_ms: int) -> Reading:
     fields, whole, flat = row
     batch = {int(first): part for first, part in zip(flat[::2], flat[1::2], strict=True)}
-    parts = ResultParts(whole, "", 0, batch) if whole is not None or batch else None
+    parts = ResultParts(whole, "", 0, 0, batch) if whole is not None or batch else None
     return Reading(_head(request, fields, now_ms), parts)
 
 
@@ -131,10 +147,11 @@ def _head(request: RequestId, row: Sequence[bytes | None], now_ms: int) -> Head 
 
 
 def _parts(row: Sequence[bytes | None], outputs: dict[bytes, bytes]) -> ResultParts:
-    whole, upload, segments = row
+    whole, upload, segments, size = row
     return ResultParts(
         whole=whole,
         upload=(upload or b"").decode(),
         segments=int(segments or 0),
+        size=int(size or 0),
         batch={int(first): part for first, part in outputs.items()},
     )

@@ -19,6 +19,7 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common.errors import InvalidInput, UnknownId
 from services.common.ids import key_hash, parse_sampling_session_id
 from services.scheduler.store import keys
+from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
 
 _SEQUENCE = re.compile(r"([^.]+)\.(0|[1-9][0-9]{0,18})\.(0|[1-9][0-9]{0,4})")
@@ -59,8 +60,9 @@ def parse_sequence_id(text: str) -> SequenceRef:
 class SequenceStore:
     """`keep_ms`: how long a record lives after its last use."""
 
-    def __init__(self, redis: Redis, keep_ms: int) -> None:
+    def __init__(self, redis: Redis, functions: Functions, keep_ms: int) -> None:
         self._redis = cast("Any", redis)
+        self._call = functions.call
         self._keep_ms = keep_ms
 
     async def write(self, pool: str, records: Sequence[types.SequenceRecord]) -> str:
@@ -75,26 +77,36 @@ class SequenceStore:
             await pipe.execute()
         return upload
 
-    async def use(self, refs: Sequence[SequenceRef]) -> Mapping[SequenceRef, types.SequenceRecord]:
-        """The records that are there; each lives for its whole time again.
+    async def use(
+        self, pool: str, tenant_id: str, refs: Sequence[SequenceRef]
+    ) -> Mapping[SequenceRef, types.SequenceRecord]:
+        """The tenant's records that are there; each lives for its whole time again. Others' are not touched.
 
         Raises InvalidInput when together they are too large.
         """
         found: dict[SequenceRef, types.SequenceRecord] = {}
         total = 0
         for start in range(0, len(refs), READ_TOGETHER):
-            part = refs[start : start + READ_TOGETHER]
+            part = await self._renewed(pool, tenant_id, refs[start : start + READ_TOGETHER])
+            if not part:
+                continue
             with reaching_redis():
-                pipe = self._redis.pipeline(transaction=False)
-                for ref in part:
-                    pipe.getex(keys.record(ref.pool, ref.key, ref.number), px=self._keep_ms)
-                answers = await pipe.execute()
+                answers = await self._redis.mget([keys.record(pool, ref.key, ref.number) for ref in part])
             total += sum(len(data) for data in answers if data is not None)
             if total > MAX_BYTES:
                 raise InvalidInput(f"data: its recorded sequences have more than {MAX_BYTES} bytes; send fewer datums")
             pairs = zip(part, answers, strict=True)
             found |= {ref: types.SequenceRecord.FromString(data) for ref, data in pairs if data is not None}
         return found
+
+    async def _renewed(self, pool: str, tenant_id: str, refs: Sequence[SequenceRef]) -> list[SequenceRef]:
+        names = [name for ref in refs for name in (ref.key, ref.number)]
+        found = await self._call("records_renew", [keys.pool_prefix(pool)], tenant_id, self._keep_ms, *names)
+        return [ref for ref, there in zip(refs, found, strict=True) if there]
+
+    async def sweep(self, pool: str, limit: int) -> int:
+        """Forgets records whose time is over; answers how many."""
+        return int(await self._call("records_sweep", [keys.pool_prefix(pool)], limit))
 
     async def why_missing(self, ref: SequenceRef, tenant_id: str) -> Missing:
         with reaching_redis():

@@ -99,6 +99,8 @@ def _usage(pool: str, found: dict[str, float], quotas: Quotas) -> pb.PoolUsage:
         queued_bytes=_count(found, "bytes"),
         open_futures=_count(found, "open"),
         samples=_count(found, "samples"),
+        result_bytes=_count(found, "results"),
+        sequence_bytes=_count(found, "records"),
     )
     if quotas.tokens_per_minute:
         usage.tokens_left = _level(found, "tok", quotas.tokens_per_minute / 60, quotas.tokens_per_minute)

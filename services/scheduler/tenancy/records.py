@@ -18,6 +18,8 @@ class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
     samples: int = 0
     tokens_per_minute: int = 0
     requests_per_second: float = 0.0
+    result_bytes: int = 0
+    sequence_bytes: int = 0
 
 
 class Overrides(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -30,6 +32,8 @@ class Overrides(msgspec.Struct, frozen=True, omit_defaults=True):
     samples: int | None = None
     tokens_per_minute: int | None = None
     requests_per_second: float | None = None
+    result_bytes: int | None = None
+    sequence_bytes: int | None = None
 
     def over(self, defaults: Quotas) -> Quotas:
         mine = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}

@@ -24,6 +24,7 @@ from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.connection import connect
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.notices import Notices
+from services.scheduler.store.payloads import FileBlobs
 from services.scheduler.store.requests import RequestReader
 from services.scheduler.store.sequences import SequenceStore
 from tests.contract.scheduler.requests import (
@@ -96,7 +97,7 @@ class Replica:
             sessions=OnePool(),
             snapshots=sink,
             artifacts=Artifacts(root, PEPPER, lambda _digest: "", CatalogStore(self.redis, functions)),
-            sequences=SequenceStore(self.redis, keep_ms=86_400_000),
+            sequences=SequenceStore(self.redis, functions, keep_ms=86_400_000),
             notices=self.notices,
             store_root=root,
             pepper=PEPPER,
@@ -145,7 +146,9 @@ class Mesh:
         self.trainer = FakeTrainer(root, facts=self.facts)
         self.replicas: list[Replica] = []
         self.redis: Redis = connect(url)
-        self.results = Results(RequestReader(self.redis, Functions(self.redis)))
+        self.results = Results(
+            RequestReader(self.redis, Functions(self.redis), FileBlobs(root / "payloads")), delivered_grace_ms=60_000
+        )
 
     async def start(self, *, replicas: int = 1) -> None:
         await cast("Any", self.redis.sadd(keys.POOLS, POOL))

@@ -6,6 +6,7 @@ from services.common.errors import ContractViolation, Gone
 from services.common.ids import RequestId
 from services.scheduler.results import Results
 from services.scheduler.store import keys
+from services.scheduler.store.payloads import FileBlobs
 from services.scheduler.store.requests import RequestReader
 
 KEY = "0" * 32
@@ -13,8 +14,13 @@ LIMIT = 100
 
 
 @pytest.fixture
-def reader(redis_client, functions):
-    return RequestReader(redis_client, functions)
+def blobs(tmp_path):
+    return FileBlobs(tmp_path)
+
+
+@pytest.fixture
+def reader(redis_client, functions, blobs):
+    return RequestReader(redis_client, functions, blobs)
 
 
 async def _row(redis, request, **fields):
@@ -80,15 +86,15 @@ class SweptReader(RequestReader):
         return await super().results(requests)
 
 
-async def test_a_result_that_expires_between_two_reads_is_gone(redis_client, functions):
+async def test_a_result_that_expires_between_two_reads_is_gone(redis_client, functions, blobs):
     request = RequestId("p", KEY, 0)
     await _row(redis_client, request, result=b"r", result_bytes="1")
     with pytest.raises(Gone, match="expired"):
-        await Results(SweptReader(redis_client, functions)).whole(str(request), "t")
+        await Results(SweptReader(redis_client, functions, blobs), delivered_grace_ms=1).whole(str(request), "t")
 
 
 async def test_a_settled_request_without_a_result_is_our_fault(reader, redis_client):
     request = RequestId("p", KEY, 0)
     await _row(redis_client, request, result_bytes="1")
     with pytest.raises(ContractViolation):
-        await Results(reader).whole(str(request), "t")
+        await Results(reader, delivered_grace_ms=1).whole(str(request), "t")

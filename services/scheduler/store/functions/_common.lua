@@ -69,6 +69,18 @@ local function usage_key(context, tenant)
   return context.prefix .. ':usage:' .. tenant
 end
 
+-- Where a payload or a large result lies: segments, or a file whose name is left for the sweeper.
+local function drop_upload(prefix, upload, segments)
+  if not upload or upload == '' then return end
+  if string.sub(upload, 1, 5) == 'blob-' then
+    redis.call('RPUSH', prefix .. ':dropped_blobs', upload)
+    return
+  end
+  for index = 0, tonumber(segments) - 1 do
+    redis.call('UNLINK', prefix .. ':pay:' .. upload .. ':' .. index)
+  end
+end
+
 local function is_batch(op)
   return op == 'forward' or op == 'forward_backward'
 end
@@ -79,13 +91,7 @@ local function release_payload(context, key)
   local row = request_row(context, key)
   local upload, segments, op = unpack(redis.call('HMGET', row, 'upload', 'segments', 'op'))
   if upload and upload ~= '' then
-    if string.sub(upload, 1, 5) == 'blob-' then
-      redis.call('RPUSH', context.prefix .. ':dropped_blobs', upload)
-    else
-      for index = 0, tonumber(segments) - 1 do
-        redis.call('UNLINK', context.prefix .. ':pay:' .. upload .. ':' .. index)
-      end
-    end
+    drop_upload(context.prefix, upload, segments)
     redis.call('HSET', row, 'upload', '', 'segments', '0')
   end
   if is_batch(op) then redis.call('HDEL', row, 'command') end
@@ -99,6 +105,35 @@ local function discharge(context, row)
   redis.call('HINCRBY', usage, 'open', -1)
   redis.call('HINCRBY', usage, 'bytes', int(0 - tonumber(charged)))
   redis.call('HDEL', row, 'charged')
+end
+
+-- A result counts against its tenant (`results` of its usage) by `kept` of its row, from its settlement
+-- until it goes.
+local function count_result(context, key, bytes)
+  local row = request_row(context, key)
+  local tenant, kept = unpack(redis.call('HMGET', row, 'tenant', 'kept'))
+  local more = bytes - tonumber(kept or 0)
+  if more == 0 then return end
+  redis.call('HINCRBY', usage_key(context, tenant), 'results', int(more))
+  redis.call('HSET', row, 'kept', int(bytes))
+end
+
+-- Larger ones are moved to the shared store soon after they settled (`result_moved`).
+local LARGE_RESULT_BYTES = 8388608
+
+local function keep_result(context, key, bytes)
+  count_result(context, key, bytes)
+  if bytes > LARGE_RESULT_BYTES then redis.call('RPUSH', context.prefix .. ':large_results', key) end
+end
+
+-- The one place that lets a result go, wherever it lies. Its row may stay.
+local function drop_result(context, key)
+  local row = request_row(context, key)
+  if redis.call('EXISTS', row) == 0 then return end
+  drop_upload(context.prefix, unpack(redis.call('HMGET', row, 'result_upload', 'result_segments')))
+  redis.call('UNLINK', context.prefix .. ':out:' .. key)
+  count_result(context, key, 0)
+  redis.call('HDEL', row, 'result', 'result_upload', 'result_segments', 'kept')
 end
 
 -- Gives a future its final outcome; the first one wins (FUT-01). `state` is done or failed. Without
@@ -115,6 +150,7 @@ local function settle_row(context, key, state, result)
     redis.call('HSET', row, 'result', result, 'result_bytes', #result)
     redis.call('UNLINK', context.prefix .. ':out:' .. key)
   end
+  keep_result(context, key, tonumber(redis.call('HGET', row, 'result_bytes') or 0))
   redis.call('ZADD', context.prefix .. ':expiring', expires, key)
   table.insert(context.settled, request_id)
   return true
@@ -174,23 +210,12 @@ local function known_key(context, key, tenant, fingerprint)
   local successor = stem .. '.' .. int(tonumber(generation) + 1)
   local text = 'the result of this request expired after retention; it is not executed again'
   local result = failure_bytes(USER, text)
+  drop_result(context, key)
   redis.call('HSET', row, 'request_id', successor, 'state', 'failed', 'result', result, 'result_bytes', #result,
     'settled_ms', int(context.now), 'expires_ms', '0')
-  redis.call('UNLINK', context.prefix .. ':out:' .. key)
+  count_result(context, key, #result)
   redis.call('ZREM', context.prefix .. ':expiring', key)
   return successor
 end
 
 register('ping', function() return 'pong' end)
-
--- Results past their retention are dropped; their rows stay (IDEM-06). Answers how many.
-register('expire_results', function(keys, args)
-  local prefix, now = keys[1], now_ms()
-  local due = redis.call('ZRANGEBYSCORE', prefix .. ':expiring', '-inf', int(now), 'LIMIT', 0, tonumber(args[1]))
-  for _, key in ipairs(due) do
-    redis.call('HDEL', row_key(prefix, key), 'result')
-    redis.call('UNLINK', prefix .. ':out:' .. key)
-    redis.call('ZREM', prefix .. ':expiring', key)
-  end
-  return #due
-end)

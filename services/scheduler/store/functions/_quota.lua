@@ -1,18 +1,20 @@
 -- Quotas of one tenant in one pool: checked with the key's claim, in the same step, and before it.
 --
 -- usage:<tenant> is a hash: models (holding a slot or waiting for one), open and bytes (unsettled
--- commands and samples, and their payloads), tok and req with tok_ms and req_ms (what is left in
+-- commands and samples, and their payloads), results and records (bytes of results and of recorded
+-- sequences that are kept), tok and req with tok_ms and req_ms (what is left in
 -- the two buckets, and when that was so). Limits arrive as one argument of numbers, 0 = no limit.
 
 local BURST_SECONDS = 10
 
--- 'limits <models> <bytes> <open> <tokens per minute> <requests per second> <tokens of this request>'
+-- 'limits <models> <bytes> <open> <tokens per minute> <requests per second> <tokens of this request> <results>
+-- <records>'; the last two are 0 as well for a request that leaves none behind.
 local function limits_of(text)
-  local models, bytes, open, tokens, requests, cost =
-    string.match(text or '', '^limits (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+  local models, bytes, open, tokens, requests, cost, results, records =
+    string.match(text or '', '^limits (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
   if not models then return nil end
   return { models = tonumber(models), bytes = tonumber(bytes), open = tonumber(open), tokens = tonumber(tokens),
-    requests = tonumber(requests), cost = tonumber(cost) }
+    requests = tonumber(requests), cost = tonumber(cost), results = tonumber(results), records = tonumber(records) }
 end
 
 local function over(name, said, remedy)
@@ -48,9 +50,22 @@ local function over_rate(context, usage, limits)
   end
 end
 
+local function over_kept(usage, limits, waited_for)
+  local results, records = unpack(redis.call('HMGET', usage, 'results', 'records'))
+  results, records = tonumber(results or 0), tonumber(records or 0)
+  if not waited_for and limits.results > 0 and results >= limits.results then
+    return over('result_bytes', int(results) .. ' of ' .. int(limits.results) .. ' are kept',
+      'fetch your results, which go a while after their delivery')
+  end
+  if limits.records > 0 and records >= limits.records then
+    return over('sequence_bytes', int(records) .. ' of ' .. int(limits.records) .. ' are kept',
+      'sample without record_stability_info, wait until recorded sequences end')
+  end
+end
+
 -- nil, or why one more is too much. `head`: the command its model waits for. Refusing that one would
--- hold everything accepted behind it, so occupancy never does.
-local function quota_refusal(context, tenant, limits, bytes, head)
+-- hold everything accepted behind it, so occupancy never does. `waited_for`: there is something behind it.
+local function quota_refusal(context, tenant, limits, bytes, head, waited_for)
   if not limits then return nil end
   local usage = usage_key(context, tenant)
   local open, held = unpack(redis.call('HMGET', usage, 'open', 'bytes'))
@@ -62,7 +77,7 @@ local function quota_refusal(context, tenant, limits, bytes, head)
     return over('queued_bytes', int(held) .. ' of ' .. int(limits.bytes) .. ' are queued and ' .. int(bytes)
       .. ' more do not fit', 'await some of your requests')
   end
-  return over_rate(context, usage, limits)
+  return over_kept(usage, limits, waited_for) or over_rate(context, usage, limits)
 end
 
 local function model_refusal(context, tenant, limits)

@@ -72,7 +72,7 @@ register('sampling_admit', function(keys, args)
     return over('samples', int(open) .. ' of ' .. int(most) .. ' are in flight', 'await some of them')
   end
   local limits = limits_of(args[12])
-  local busy = quota_refusal(context, tenant, limits, #args[7], false)
+  local busy = quota_refusal(context, tenant, limits, #args[7], false, false)
   if busy then return busy end
   local request_id = pool_of(prefix) .. '.' .. key .. '.0'
   local arrival = int(redis.call('INCR', prefix .. ':arrival'))
@@ -144,11 +144,21 @@ local function missing_record(prefix, upload, count)
   end
 end
 
-local function keep_records(prefix, key, upload, count)
+-- They live as long as they were written for, see records.lua.
+local function keep_records(context, key, upload, count)
+  if count == 0 then return end
+  local prefix, bytes = context.prefix, 0
+  local tenant = redis.call('HGET', row_key(prefix, key), 'tenant')
   for index = 0, count - 1 do
-    redis.call('RENAME', prefix .. ':recording:' .. upload .. ':' .. index, prefix .. ':record:' .. key .. ':' .. index)
+    local record = prefix .. ':record:' .. key .. ':' .. index
+    redis.call('RENAME', prefix .. ':recording:' .. upload .. ':' .. index, record)
+    local ends = context.now + redis.call('PTTL', record)
+    redis.call('PERSIST', record)
+    redis.call('ZADD', prefix .. ':records', int(ends), tenant .. ' ' .. key .. ' ' .. index)
+    bytes = bytes + redis.call('STRLEN', record)
   end
-  if count > 0 then redis.call('HSET', row_key(prefix, key), 'recorded', '1') end
+  redis.call('HINCRBY', usage_key(context, tenant), 'records', int(bytes))
+  redis.call('HSET', row_key(prefix, key), 'recorded', '1')
 end
 
 -- ARGV: request key, done|failed, result, retention (ms), upload and number of segments of a large
@@ -164,20 +174,13 @@ register('sampling_settle', function(keys, args)
   if args[5] ~= '' then
     redis.call('HDEL', row_key(prefix, key), 'result')
     redis.call('HSET', row_key(prefix, key), 'result_upload', args[5], 'result_segments', args[6], 'result_bytes', args[7])
+    keep_result(context, key, tonumber(args[7]))
   end
-  keep_records(prefix, key, args[8], tonumber(args[9]))
+  keep_records(context, key, args[8], tonumber(args[9]))
   note_completion(context, key)
   publish_settled(context)
   return { 1, sampler }
 end)
-
-local function drop_segments(prefix, key)
-  local upload, segments = unpack(redis.call('HMGET', row_key(prefix, key), 'result_upload', 'result_segments'))
-  if not upload then return end
-  for index = 0, tonumber(segments) - 1 do
-    redis.call('UNLINK', prefix .. ':pay:' .. upload .. ':' .. index)
-  end
-end
 
 -- ARGV: how many, how long a row without its result stays (ms). Results past their retention go; the
 -- rows stay while their sampling session is known. Answers how many were looked at.
@@ -188,9 +191,9 @@ register('sampling_sweep', function(keys, args)
   local due = redis.call('ZRANGEBYSCORE', index, '-inf', int(now), 'LIMIT', 0, args[1])
   for _, key in ipairs(due) do
     local parent = redis.call('HGET', row_key(prefix, key), 'parent')
-    drop_segments(prefix, key)
+    drop_result({ prefix = prefix }, key)
     if parent and redis.call('EXISTS', session_key(prefix, parent)) == 1 then
-      redis.call('HDEL', row_key(prefix, key), 'result', 'command', 'result_upload', 'result_segments')
+      redis.call('HDEL', row_key(prefix, key), 'command')
       redis.call('ZADD', index, int(now + tonumber(args[2])), key)
     else
       redis.call('DEL', row_key(prefix, key))

@@ -65,7 +65,9 @@ register('train_submit', function(keys, args)
   if decimal_less(a.seq, model.next_seq) then
     return refuse('invalid_input', 'seq_id ' .. a.seq .. ' lies before the next one of this model, ' .. model.next_seq)
   end
-  local busy = quota_refusal(context, a.tenant, a.limits, tonumber(a.payload_bytes), a.seq == model.next_seq)
+  local head = a.seq == model.next_seq
+  local waited_for = head and redis.call('HLEN', queue_of(context, a.model)) > 0
+  local busy = quota_refusal(context, a.tenant, a.limits, tonumber(a.payload_bytes), head, waited_for)
   if busy then return busy end
   local missing = missing_payload(context.prefix, a)
   if missing then return missing end

@@ -42,7 +42,8 @@ local PURGED_PER_CALL = 500
 local function purge(prefix, id)
   local rows = redis.call('SPOP', prefix .. ':rows:' .. id, PURGED_PER_CALL)
   for _, key in ipairs(rows) do
-    redis.call('UNLINK', row_key(prefix, key), prefix .. ':out:' .. key)
+    drop_result({ prefix = prefix }, key)
+    redis.call('UNLINK', row_key(prefix, key))
     redis.call('ZREM', prefix .. ':expiring', key)
   end
   if #rows == PURGED_PER_CALL then return false end

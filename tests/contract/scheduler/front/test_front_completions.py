@@ -203,7 +203,8 @@ async def test_a_large_result_leaves_redis_once_its_client_has_it_FUT_06(
     assert len(segments) == 3 and await redis_client.hget(_row(request_id), "result") is None
     assert 0 < await redis_client.pttl(segments[0]) <= 86_400_000
     await listed(replica, sampler, retrieved=(request_id,))
-    store = SamplingStore(redis_client, Functions(redis_client), SequenceStore(redis_client, 1000))
+    functions = Functions(redis_client)
+    store = SamplingStore(redis_client, functions, SequenceStore(redis_client, functions, 1000))
 
     async def swept() -> bool:
         await store.sweep("double", 100, 86_400_000)

@@ -34,7 +34,7 @@ async def test_result_goes_after_retention_its_row_with_its_session_IDEM_06(
     reply = await replica.scheduler.Submit(sample_request(sampler, 0))
     await result(replica, reply.request_id)
     row = keys.req("double", reply.request_id.split(".")[1])
-    store = SamplingStore(redis_client, functions, SequenceStore(redis_client, 1000))
+    store = SamplingStore(redis_client, functions, SequenceStore(redis_client, Functions(redis_client), 1000))
 
     async def swept(check: Awaitable[bool]) -> bool:
         await store.sweep("double", 10, 100)
@@ -64,7 +64,7 @@ async def test_pending_sample_never_expires_FUT_04(mesh: FrontMesh, redis_client
     reply = await replica.scheduler.Submit(sample_request(sampler, 0))
     row = keys.req("double", reply.request_id.split(".")[1])
     assert await redis_client.hget(row, "expires_ms") in (None, b"0"), "retention begins at the settlement"
-    store = SamplingStore(redis_client, functions, SequenceStore(redis_client, 1000))
+    store = SamplingStore(redis_client, functions, SequenceStore(redis_client, Functions(redis_client), 1000))
     assert await store.sweep("double", 10, 100) == 0
     assert await redis_client.hget(row, "state") in (b"queued", b"running")
     assert await redis_client.ttl(row) == -1

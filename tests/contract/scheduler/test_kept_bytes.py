@@ -1,0 +1,302 @@
+"""What is kept for a tenant after the work: results and recorded sequences, counted to the byte until they go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from tinkermesh.v1 import types_pb2 as types
+
+from services.common.errors import Busy, Gone
+from services.common.ids import key_hash
+from services.scheduler.result_files import ResultMover
+from services.scheduler.results import Results
+from services.scheduler.store import keys
+from services.scheduler.store.functions import Functions
+from services.scheduler.store.large_results import LargeResults
+from services.scheduler.store.payloads import FileBlobs, PayloadStore
+from services.scheduler.store.requests import RequestReader
+from services.scheduler.store.sampling import SampleToAdmit, SamplingSession, SamplingStore
+from services.scheduler.store.sequences import SequenceRef, SequenceStore
+from services.scheduler.tenancy.limits import encode_limits
+from services.scheduler.tenancy.records import Quotas
+from tests.contract.scheduler.rig import Mesh, new_session, running_mesh
+from tests.doubles.valkey import ValkeyProcess
+
+POOL, TENANT, SAMPLER = "p", "tenant-a", "s:sample:0:p"
+LONG_MS = 3_600_000
+LARGE = (8 << 20) + 1
+
+
+class Store:
+    """Samples of one tenant, without anything that runs."""
+
+    def __init__(self, redis: Redis, functions: Functions, root: Path, keep_ms: int = LONG_MS) -> None:
+        self.redis: Any = redis
+        self.call = functions.call
+        self.sequences = SequenceStore(redis, functions, keep_ms)
+        self.samples = SamplingStore(redis, functions, self.sequences)
+        self.blobs = FileBlobs(root)
+        self.root = root
+        self.results = Results(RequestReader(redis, functions, self.blobs), delivered_grace_ms=1)
+        self.mover = ResultMover(LargeResults(redis, functions), self.results, self.blobs)
+        self.payloads = PayloadStore(redis, self.blobs)
+
+    async def open(self) -> None:
+        await self.samples.open(POOL, SamplingSession(SAMPLER, TENANT, "s", "base", "", "", ""))
+
+    def key(self, seq: int) -> str:
+        return key_hash("sample", SAMPLER, seq)
+
+    async def admit(self, seq: int, quotas: Quotas | None = None, *, records: bool = False) -> str:
+        limits = "" if quotas is None else encode_limits(quotas, 0, answers=True, records=records)
+        sample = SampleToAdmit(SAMPLER, self.key(seq), TENANT, "f", seq, f"{SAMPLER}.{seq}.0", b"c", "", b"", limits)
+        request_id, _ = await self.samples.admit(POOL, sample, 0, LONG_MS)
+        return request_id
+
+    async def settle(self, seq: int, size: int, retention_ms: int = LONG_MS, records: Sequence[int] = ()) -> int:
+        """Answers how many bytes its result has."""
+        await self.admit(seq)
+        result = types.Result(sample=types.SampleResult(prompt_logprobs=bytes(size)))
+        kept = [types.SequenceRecord(tenant_id=TENANT, tokens=bytes(length)) for length in records]
+        await self.samples.settle(POOL, self.key(seq), result, retention_ms, kept)
+        return result.ByteSize()
+
+    async def usage(self, name: str) -> int:
+        return int(await self.redis.hget(keys.usage(POOL, TENANT), name) or 0)
+
+    async def expire(self) -> None:
+        await asyncio.sleep(0.005)  # Redis' clock has moved on
+        while await self.call("expire_results", [keys.pool_prefix(POOL)], 100):
+            pass
+
+    async def files(self) -> int:
+        await self.payloads.drop_blobs(POOL)
+        return len([path for path in self.root.glob("*") if path.is_file()])
+
+
+@pytest.fixture
+async def store(redis_client: Redis, functions: Functions, tmp_path: Path) -> Store:
+    made = Store(redis_client, functions, tmp_path)
+    await made.open()
+    return made
+
+
+SIZES = [10, 600 << 10, LARGE]
+IDS = ["in its row", "in segments", "large"]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=IDS)
+@pytest.mark.parametrize("moved", [False, True])
+async def test_a_result_counts_from_its_settlement_until_it_expires_FUT_06(
+    store: Store, size: int, moved: bool
+) -> None:
+    bytes_ = await store.settle(0, size, 1)
+    assert await store.usage("results") == bytes_
+    await store.samples.settle(POOL, store.key(0), types.Result(), 1)  # the second settlement changes nothing
+    assert await store.usage("results") == bytes_
+    if moved:
+        await store.mover.move(POOL)
+    await store.expire()
+    assert await store.usage("results") == 0
+    await store.expire()
+    while await store.samples.sweep(POOL, 10, 1):
+        await asyncio.sleep(0.005)
+        await store.redis.delete(keys.sampling_session(POOL, SAMPLER))
+    assert await store.usage("results") == 0
+    assert await store.files() == 0
+    assert [name async for name in store.redis.scan_iter("*:pay:*")] == []
+
+
+@pytest.mark.parametrize("size", SIZES, ids=IDS)
+async def test_a_deleted_rows_result_no_longer_counts_FUT_06(store: Store, size: int) -> None:
+    await store.settle(0, size, 1)
+    await store.mover.move(POOL)
+    await store.redis.delete(keys.sampling_session(POOL, SAMPLER))
+    await asyncio.sleep(0.005)
+    assert await store.samples.sweep(POOL, 10, 1) == 1
+    assert not await store.redis.exists(keys.req(POOL, store.key(0)))
+    await store.expire()
+    assert await store.usage("results") == 0
+    assert await store.files() == 0
+
+
+async def test_the_terminal_answer_takes_the_results_place_IDEM_05(store: Store) -> None:
+    await store.settle(0, 600 << 10, 1)
+    await asyncio.sleep(0.005)
+    second = await store.admit(0)
+    assert second.endswith(".1")
+    answer = await store.results.whole(second, TENANT)
+    assert await store.usage("results") == len(answer) < 200
+    assert await store.admit(0) == second
+    await store.expire()
+    assert await store.usage("results") == len(answer), "it stays with its row"
+
+
+async def test_above_the_quota_nothing_new_is_claimed_FUT_06(store: Store) -> None:
+    size = await store.settle(0, 1000)
+    tight = Quotas(result_bytes=size)
+    with pytest.raises(Busy, match=rf"quota result_bytes: {size} of {size} are kept; fetch your results"):
+        await store.admit(1, tight)
+    assert not await store.redis.exists(keys.req(POOL, store.key(1)))
+    assert await store.admit(0, tight), "a repeat is never refused"
+    await store.settle(2, 1000, 1)
+    await store.expire()
+    assert await store.admit(1, Quotas(result_bytes=size + 1))
+
+
+async def test_a_delivered_result_makes_room_after_its_grace_FUT_06(store: Store) -> None:
+    size = await store.settle(0, 600 << 10)
+    request = await store.admit(0)
+    assert len(await store.results.whole(request, TENANT)) == size
+    await store.results.delivered(request)
+    await store.expire()
+    assert await store.usage("results") == 0
+    with pytest.raises(Gone):
+        await store.results.whole(request, TENANT)
+
+
+async def test_a_late_word_of_delivery_touches_no_later_generation(store: Store) -> None:
+    await store.settle(0, 10, 1)
+    first = await store.admit(0)
+    await asyncio.sleep(0.005)
+    second = await store.admit(0)
+    await store.results.delivered(first)
+    await store.results.delivered(second)
+    await store.expire()
+    assert (await store.results.whole(second, TENANT)).endswith(b"executed again")
+
+
+# ---- large results lie in files ------------------------------------------------------------
+
+
+async def test_a_large_result_leaves_redis_and_reads_the_same_FUT_06(store: Store) -> None:
+    size = await store.settle(0, LARGE)
+    request = await store.admit(0)
+    before = await store.results.whole(request, TENANT)
+    assert await store.mover.move(POOL) == 1
+    assert [name async for name in store.redis.scan_iter("*:pay:*")] == []
+    assert await store.redis.hget(keys.req(POOL, store.key(0)), "result") is None
+    assert await store.files() == 1
+    assert await store.results.whole(request, TENANT) == before
+    assert await store.usage("results") == size
+    assert await store.payloads.drop_orphans(POOL, age_seconds=-1.0) == 0, "the row names it"
+    assert await store.mover.move(POOL) == 0, "once"
+
+
+async def test_a_small_result_stays_in_redis(store: Store) -> None:
+    await store.settle(0, 8 << 20 >> 1)
+    assert await store.mover.move(POOL) == 0
+    assert await store.files() == 0
+
+
+async def test_a_result_that_went_before_its_move_leaves_no_file(store: Store) -> None:
+    await store.settle(0, LARGE, 1)
+    await store.expire()
+    assert await store.mover.move(POOL) == 0
+    assert await store.files() == 0
+    assert await store.redis.llen(keys.large_results(POOL)) == 0
+
+
+async def test_two_movers_leave_one_file(store: Store) -> None:
+    await store.settle(0, LARGE)
+    moved = await asyncio.gather(*(store.mover._move(POOL, store.key(0)) for _ in range(3)))
+    assert sum(moved) == 1
+    assert await store.files() == 1
+
+
+async def test_a_reader_finds_a_result_while_it_moves(store: Store) -> None:
+    """Where it lay when its row was read may be gone when its pieces are."""
+    await store.settle(0, LARGE)
+    request = await store.admit(0)
+    reader = store.results._reader
+    real = reader.uploaded
+
+    async def late(pool: str, parts: Any) -> bytes | None:
+        reader.uploaded = real  # type: ignore[method-assign]
+        await store.mover.move(POOL)
+        return await real(pool, parts)
+
+    reader.uploaded = late  # type: ignore[method-assign]
+    assert len(await store.results.whole(request, TENANT)) > LARGE
+
+
+# ---- recorded sequences --------------------------------------------------------------------
+
+
+async def test_records_count_until_they_end_FUT_06(redis_client: Redis, functions: Functions, tmp_path: Path) -> None:
+    store = Store(redis_client, functions, tmp_path, keep_ms=300)
+    await store.open()
+    await store.settle(0, 10, records=(1000, 2000))
+    counted = await store.usage("records")
+    assert 3000 < counted < 3100
+    refs = [SequenceRef(POOL, store.key(0), number) for number in (0, 1)]
+    assert await store.sequences.sweep(POOL, 10) == 0
+    assert len(await store.sequences.use(POOL, TENANT, refs)) == 2
+    await asyncio.sleep(0.35)
+    assert await store.sequences.use(POOL, TENANT, refs) == {}, "what has ended is not there, swept or not"
+    assert await store.usage("records") == counted
+    assert await store.sequences.sweep(POOL, 10) == 2
+    assert await store.usage("records") == 0
+    assert [name async for name in store.redis.scan_iter("*:record*:*")] == []
+
+
+async def test_another_tenants_use_renews_nothing_SEC_05(store: Store) -> None:
+    await store.settle(0, 10, records=(1000,))
+    before = await store.redis.zrange(keys.records(POOL), 0, -1, withscores=True)
+    await asyncio.sleep(0.01)
+    assert await store.sequences.use(POOL, "tenant-b", [SequenceRef(POOL, store.key(0), 0)]) == {}
+    assert await store.redis.zrange(keys.records(POOL), 0, -1, withscores=True) == before
+    assert len(await store.sequences.use(POOL, TENANT, [SequenceRef(POOL, store.key(0), 0)])) == 1
+    assert (await store.redis.zrange(keys.records(POOL), 0, -1, withscores=True))[0][1] > before[0][1]
+
+
+async def test_above_the_quota_of_records_only_recording_is_refused_FUT_06(store: Store) -> None:
+    await store.settle(0, 10, records=(1000,))
+    tight = Quotas(sequence_bytes=500)
+    with pytest.raises(Busy, match=r"quota sequence_bytes: \d+ of 500 are kept"):
+        await store.admit(1, tight, records=True)
+    assert await store.admit(1, tight)
+
+
+# ---- training results ----------------------------------------------------------------------
+
+
+@pytest.fixture
+async def tight(valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path) -> AsyncIterator[Mesh]:
+    quotas = Quotas(result_bytes=1)
+    async with running_mesh(valkey.url, tmp_path, quotas=lambda _tenant: quotas) as mesh:
+        yield mesh
+
+
+async def test_training_results_count_and_refuse_what_makes_more_FUT_06(tight: Mesh) -> None:
+    model = await tight.opened(new_session())
+    with pytest.raises(Busy, match="quota result_bytes"):  # the create's own result is kept
+        await tight.batch(model, 1)
+    await tight.step(model, 2)  # its result does not grow; it waits for 1
+    first = await tight.batch(model, 1)  # now something waits for it
+    await tight.done(first)
+
+
+async def test_a_purged_models_results_no_longer_count_FUT_06(mesh: Mesh) -> None:
+    session = new_session()
+    model = await mesh.opened(session)
+    await mesh.done(await mesh.batch(model, 1, [3, 4]))
+    await mesh.done(await mesh.step(model, 2))
+    redis: Any = mesh.redis
+    usage = keys.usage("double", "tenant-a")
+    assert int(await redis.hget(usage, "results")) > 28
+    call = Functions(mesh.redis).call
+    await call("train_close_session", [keys.pool_prefix("double")], LONG_MS, session, 1, "over", 0)
+    await asyncio.sleep(0.01)
+
+    async def purged() -> bool:
+        await call("train_purge", [keys.pool_prefix("double")], 0)
+        return not await redis.exists(keys.model("double", model))
+
+    await mesh.until(purged)
+    assert int(await redis.hget(usage, "results")) == 0
