@@ -216,7 +216,7 @@ class PayloadStore:
         """For a command that was admitted before. Maybe by this very attempt, whose first answer was lost: then
         its row names this upload, which stays."""
         with contextlib.suppress(Unavailable):
-            if pending.upload.name and await self._upload_of(pool, key) != pending.upload.name:
+            if pending.upload.name and pending.upload.name not in await self._uploads_of(pool, key):
                 await self.discard(pending)
 
     async def drop_orphans(self, pool: str, age_seconds: float = ORPHAN_SECONDS) -> int:
@@ -224,12 +224,12 @@ class PayloadStore:
         dropped = 0
         for name in await self._blobs.older_than(age_seconds):
             owner, _, rest = name.removeprefix(BLOB_PREFIX).partition(".")
-            if owner == pool and name not in await self._files_of(pool, rest.partition(".")[0]):
+            if owner == pool and name not in await self._uploads_of(pool, rest.partition(".")[0]):
                 await self._blobs.delete(name)
                 dropped += 1
         return dropped
 
-    async def _files_of(self, pool: str, key: str) -> list[str]:
+    async def _uploads_of(self, pool: str, key: str) -> list[str]:
         with reaching_redis():
             named = await self._redis.hmget(keys.req(pool, key), ("upload", "result_upload"))
         return [name.decode() for name in named if name is not None]
