@@ -24,7 +24,8 @@ from services.scheduler.store.sampling import SampleToAdmit, SamplingSession, Sa
 from services.scheduler.store.sequences import SequenceRef, SequenceStore
 from services.scheduler.tenancy.limits import encode_limits
 from services.scheduler.tenancy.records import Quotas
-from tests.contract.scheduler.rig import Mesh, new_session, running_mesh
+from tests.contract.scheduler.requests import new_session
+from tests.contract.scheduler.rig import Mesh, running_mesh
 from tests.doubles.valkey import ValkeyProcess
 
 POOL, TENANT, SAMPLER = "p", "tenant-a", "s:sample:0:p"
