@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from tinkermesh.v1 import tenants_pb2 as pb
@@ -77,7 +78,9 @@ class Authenticator:
         claims = tokens.read(credential)
         reply = await self._answers.of_id(claims.key_id)
         if reply.state == "unknown":
-            entry = self._file_entry(self._keyring.digest_of(claims.key_id))
+            with _reading_file():
+                key_digest = self._keyring.digest_of(claims.key_id)
+            entry = self._file_entry(key_digest)
             self._answers.remember(claims.key_id, reply)
             reply = pb.ResolveKeyReply(state=entry.state(now_ms()), tenant_id=entry.tenant_id, label=entry.label)
         if reply.state != "active" or _over(reply.expires_unix_ms) or reply.tenant_id != claims.tenant:
@@ -92,16 +95,23 @@ class Authenticator:
         return Caller(entry.tenant_id, key_id(key_digest), entry.label)
 
     def _in_file(self, key_digest: str) -> KeyEntry | None:
-        try:
+        with _reading_file():
             return self._keyring.find(key_digest)
-        except InvalidInput as error:  # the operator's file, not the caller's fault
-            raise Unavailable(f"API keys cannot be checked now: {error.message}") from error
 
     def _file_entry(self, key_digest: str) -> KeyEntry:
         entry = self._in_file(key_digest)
         if entry is None:
             raise Unauthenticated(_UNKNOWN)
         return entry
+
+
+@contextmanager
+def _reading_file() -> Iterator[None]:
+    """A key file that cannot be read is its operator's fault, not the caller's. Raises Unavailable."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise Unavailable(f"API keys cannot be checked now: {error.message}") from error
 
 
 def _over(expires_ms: int) -> bool:

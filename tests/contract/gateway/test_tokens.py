@@ -91,3 +91,16 @@ async def test_token_made_from_a_token_ends_no_later(tokens: Client, pepper: byt
 async def test_tokens_mean_nothing_where_they_are_off(client: Client, pepper: bytes, tenants: Tenants) -> None:
     token = Tokens(pepper, 600).issue(tenants.first, key_id(digest(pepper, KEY)), "")
     assert await capabilities(with_credential(client, token)) == 401
+
+
+@pytest.mark.parametrize("credential", ["key", "token"])
+async def test_a_key_file_that_cannot_be_read_is_nobodys_bad_request_API_06(
+    tokens: Client, tenants: Tenants, monkeypatch: pytest.MonkeyPatch, credential: str
+) -> None:
+    """The SDK gives up at a 400; an operator mends the file."""
+    token = (await tokens.post("auth/token", {})).json()["jwt"]
+    own = with_credential(tokens, token if credential == "token" else KEY)
+    monkeypatch.setattr(keys, "FRESH_SECONDS", 0.0)
+    tenants.key_file.write_text("{broken")
+    answer = await own.request("GET", "get_server_capabilities")
+    assert (answer.status_code, "cannot be checked now" in answer.json()["detail"]) == (503, True)
