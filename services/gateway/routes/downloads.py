@@ -66,6 +66,8 @@ async def download_file(call: Call) -> Response:
         download = await call.gateway.catalog.read_file(request)
         _check_first(offset, download)
     except InvalidInput as error:
+        if offset is None:  # the fault is not the range's
+            raise
         return json_response({"detail": error.message, "error": error.code, "category": "user"}, 416)
     name = target.file
     if offset is None:

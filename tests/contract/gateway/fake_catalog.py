@@ -22,6 +22,7 @@ class FakeCatalog(CatalogServicer):
     def __init__(self, belongings: Belongings) -> None:
         self.belongings = belongings
         self.asked: list[Any] = []
+        self.damaged = False  # the metadata of every version
         self.total = 3
         self.kind = "weights"
 
@@ -103,6 +104,8 @@ class FakeCatalog(CatalogServicer):
 
     async def ReadFile(self, request: Any, context: Any) -> AsyncIterator[pb.DownloadFrame]:
         self.asked.append(request)
+        if self.damaged:
+            raise InvalidInput("its metadata does not carry this mesh's seal")
         if request.file != "adapter_model.safetensors":
             raise MissingResource("no such file")
         if request.offset > len(FILE):

@@ -114,3 +114,11 @@ async def test_an_archive_link_streams_a_tar(client: Client, model: str) -> None
     answer = (await send(client, "GET", f"training_runs/{model}/checkpoints/sampler_weights/sw/archive")).json()
     fetched = await client.http.get(answer["url"])
     assert (fetched.content, fetched.headers["content-type"]) == (b"tar!", "application/x-tar")
+
+
+async def test_a_damaged_checkpoint_is_not_a_range_that_cannot_be_had(
+    client: Client, scheduler: FakeScheduler, model: str
+) -> None:
+    url = (await links(client, model))["adapter_model.safetensors"]
+    scheduler.catalog.damaged = True
+    assert (await client.http.get(url)).status_code == 400
