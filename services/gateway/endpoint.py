@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -85,36 +86,50 @@ def endpoint(
     refusals of who calls, or how much, always do. A handler that does not `authenticate` checks a signed
     link itself; its call has no tenant.
     """
-    full = PREFIX + path
     keeps = (begins_trace and tuple(methods) != ("GET",)) if audited is None else audited
+    frame = _Frame(gateway, PREFIX + path, handler, begins_trace, keeps, authenticate)
+    return Route(frame.route, frame.serve, methods=list(methods))
 
-    async def answer(request: Request) -> Response:
-        decision = Decision(f"{request.method} {full}")
-        try:
-            caller = await gateway.auth.caller(request.headers) if authenticate else NOBODY
-            decision.tenant, decision.key_id, decision.label = caller.tenant, caller.key_id, caller.label
-            newer = is_newer(client_version(request.headers))
-            with logs.bind(tenant_id=caller.tenant), unknown_fields_ignored(newer):
-                response = await handler(Call(gateway, request, caller, decision))
-            if keeps:
-                audit.admitted(decision)
-            return response
-        except TinkermeshError as error:
-            if keeps or isinstance(error, _ALWAYS_AUDITED):
-                audit.refused(decision, error)
-            return _failed(request, error)
-        except Exception:  # noqa: BLE001 - the process boundary
-            log.exception("unexpected error in %s %s", request.method, full)
-            return internal_error_response()
 
-    async def serve(request: Request) -> Response:
-        name, attributes = f"{request.method} {full}", {"http.route": full}
-        with telemetry.server_span(name, request.headers, attributes, begin=begins_trace):
-            response = await answer(request)
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """See `endpoint`."""
+
+    gateway: Gateway
+    route: str
+    handler: Handler
+    begins_trace: bool
+    audited: bool
+    authenticate: bool
+
+    async def serve(self, request: Request) -> Response:
+        name, attributes = f"{request.method} {self.route}", {"http.route": self.route}
+        with telemetry.server_span(name, request.headers, attributes, begin=self.begins_trace):
+            response = await self._answer(request)
             _note_status(response.status_code)
             return response
 
-    return Route(full, serve, methods=list(methods))
+    async def _answer(self, request: Request) -> Response:
+        decision = Decision(f"{request.method} {self.route}")
+        try:
+            response = await self._handled(request, decision)
+            if self.audited:
+                audit.admitted(decision)
+            return response
+        except TinkermeshError as error:
+            if self.audited or isinstance(error, _ALWAYS_AUDITED):
+                audit.refused(decision, error)
+            return _failed(request, error)
+        except Exception:  # noqa: BLE001 - the process boundary
+            log.exception("unexpected error in %s %s", request.method, self.route)
+            return internal_error_response()
+
+    async def _handled(self, request: Request, decision: Decision) -> Response:
+        caller = await self.gateway.auth.caller(request.headers) if self.authenticate else NOBODY
+        decision.tenant, decision.key_id, decision.label = caller.tenant, caller.key_id, caller.label
+        newer = is_newer(client_version(request.headers))
+        with logs.bind(tenant_id=caller.tenant), unknown_fields_ignored(newer):
+            return await self.handler(Call(self.gateway, request, caller, decision))
 
 
 def _note_status(status: int) -> None:
