@@ -3,23 +3,20 @@
 An ordinary CPU GEMM rearranges its right operand into cache-sized blocks on every call. A frozen
 weight is rearranged once instead, for either direction: a product with 16 rows then takes 50 to
 70 % of the time, with 128 rows about 80 %, with 2,048 rows 88 %. The price is memory: two packed
-copies in place of one plain one.
+copies in place of one plain one. Not every build of torch has these kernels.
 """
 
 from __future__ import annotations
 
 import torch
 
-_pack = torch.ops.mkldnn._reorder_linear_weight
-_multiply = torch.ops.mkldnn._linear_pointwise
-
 
 class FrozenMatrix:
-    """A frozen `weight` [out, in]; anything but float32 on a CPU is multiplied as it is."""
+    """A frozen `weight` [out, in]; what cannot be `packed` is multiplied as it is."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight.detach()
-        self.packed = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.enabled
+        self.packed = weight.device.type == "cpu" and weight.dtype == torch.float32 and _has_kernels()
         if self.packed:
             self._forward = _pack(self._weight)
             self._backward = _pack(self._weight.t().contiguous())
@@ -42,6 +39,16 @@ class FrozenMatrix:
             self._weight = self._weight.new_empty(0)
 
 
+def _has_kernels() -> bool:
+    mkldnn = torch.backends.mkldnn
+    return bool(mkldnn.is_available() and mkldnn.enabled)  # type: ignore[no-untyped-call]
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return packed
+
+
 def _product(x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
-    product: torch.Tensor = _multiply(x, packed, None, "none", [], "")
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     return product

@@ -27,3 +27,11 @@ def test_a_weight_that_cannot_be_packed_is_multiplied_as_it_is() -> None:
     assert not frozen.packed
     assert torch.equal(frozen.times_transposed(x), x @ weight.t())
     assert torch.equal(frozen.times(x @ weight.t()), x @ weight.t() @ weight)
+
+
+def test_a_torch_without_the_packing_kernels_multiplies_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    weight, x = torch.randn(24, 16), torch.randn(5, 16)
+    frozen = FrozenMatrix(weight)
+    assert not frozen.packed
+    assert torch.equal(frozen.times_transposed(x), x @ weight.t())
