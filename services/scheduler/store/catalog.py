@@ -69,6 +69,7 @@ class CatalogStore:
     async def set_ttl(self, tenant_id: str, path: TinkerPath, ttl_ms: int | None) -> None:
         """From now on; None = for ever. Raises MissingResource."""
         ttl = "" if ttl_ms is None else str(ttl_ms)
+        await self._expect(tenant_id, 0)
         expires = int(await self._call("catalog_set_ttl", [keys.tenant_prefix(tenant_id)], checkpoint_id(path), ttl))
         if expires:
             await self._expect(tenant_id, expires)
@@ -78,6 +79,7 @@ class CatalogStore:
 
         Until `forget` the sweep counts it among its work, so a deletion that broke off is completed.
         """
+        await self._expect(tenant_id, 0)
         version = cast("bytes", await self._call("catalog_doom", [keys.tenant_prefix(tenant_id)], checkpoint_id(path)))
         if version:
             await self._expect(tenant_id, 0)
@@ -127,6 +129,8 @@ class CatalogStore:
             await self._expect(tenant_id, 0 if doomed else due)
 
     async def _expect(self, tenant_id: str, due_ms: int) -> None:
+        """Told before a change, so that one whose process died behind it is found; and after it, for a sweep may
+        have come between."""
         with reaching_redis():
             await self._redis.zadd(keys.CATALOG_DUE, {tenant_id: due_ms}, lt=True)
 

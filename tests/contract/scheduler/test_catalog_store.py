@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import InvalidInput, MissingResource
+from services.common.errors import InvalidInput, MissingResource, Unavailable
 from services.common.tinker_path import TinkerPath
 from services.scheduler.store import keys
 from services.scheduler.store.catalog import CatalogStore
@@ -130,6 +130,23 @@ async def test_a_sweep_finds_what_is_due_and_sleeps_until_the_next(store: Catalo
     assert await store.tenants_due(10) == []
     score = await cast("Any", redis_client).zscore(keys.CATALOG_DUE, TENANT)
     assert score == FAR_MS
+
+
+@pytest.mark.parametrize("change", ["doom", "ttl"])
+async def test_what_a_process_left_when_it_died_is_work_of_the_sweep(store: CatalogStore, change: str) -> None:
+    one = entry(run_id())
+    await store.add_checkpoint(TENANT, one, FACTS)
+    real = store._call
+
+    async def dying(*arguments: Any) -> Any:
+        await real(*arguments)
+        raise Unavailable("the process is gone")
+
+    store._call = dying
+    with pytest.raises(Unavailable):
+        await (store.doom(TENANT, one.path) if change == "doom" else store.set_ttl(TENANT, one.path, 0))
+    store._call = real
+    assert await store.tenants_due(10) == [TENANT]
 
 
 async def test_a_time_that_is_set_while_the_sweep_goes_to_rest_is_not_lost(store: CatalogStore) -> None:
