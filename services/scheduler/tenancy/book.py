@@ -40,6 +40,7 @@ class TenantBook:
         self._defaults = defaults
         self._held = Stored(-1, {}, {})
         self._ids: dict[str, str] = {}
+        self._looking = asyncio.Lock()
         self.weights: Mapping[str, float] = _Weights(self)
 
     async def run(self) -> None:
@@ -52,11 +53,12 @@ class TenantBook:
             await asyncio.sleep(REFRESH_SECONDS)
 
     async def refresh(self) -> None:
-        """Raises Unavailable."""
-        if await self._store.version() == self._held.version:
-            return
-        self._held = await self._store.load()
-        self._ids = {key_id(digest): digest for digest in self._held.keys}
+        """One look at a time: an earlier, slower one must not bring back what has changed. Raises Unavailable."""
+        async with self._looking:
+            if await self._store.version() == self._held.version:
+                return
+            self._held = await self._store.load()
+            self._ids = {key_id(digest): digest for digest in self._held.keys}
 
     # ---- keys ------------------------------------------------------------------------------
 
