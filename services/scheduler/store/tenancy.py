@@ -80,9 +80,11 @@ class TenancyStore:
 
     # ---- what a tenant uses ----------------------------------------------------------------
 
-    async def open_sessions(self, tenant_id: str) -> list[str]:
+    async def open_sessions(self, tenant_id: str, *, until_ms: int | None = None) -> list[str]:
+        """Those admitted by `until_ms` (unix), or all."""
+        last = "+inf" if until_ms is None else until_ms
         with reaching_redis():
-            found = await self._redis.zrange(keys.tenant_sessions(tenant_id), 0, -1)
+            found = await self._redis.zrange(keys.tenant_sessions(tenant_id), "-inf", last, byscore=True)
         return [name.decode() for name in found]
 
     async def forget_sessions(self, tenant_id: str, session_ids: list[str]) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 
+from services.common.clock import now_ms
 from services.common.errors import Busy
 from services.scheduler.store.sessions import SessionStore
 from services.scheduler.store.tenancy import TenancyStore
 from services.scheduler.tenancy.book import TenantBook
 
 LOOK_SECONDS = 10.0
+SETTLED_MS = 60_000
+"""By then whoever took a place has made its session, or died."""
 
 
 class SessionPlaces:
@@ -39,13 +42,14 @@ class SessionPlaces:
     async def _free_abandoned(self, tenant_id: str) -> int:
         """Places whose session ended, or never came to be, without saying so; answers how many.
 
-        Looked for now and then only: a client at its quota asks again and again.
+        Looked for now and then only: a client at its quota asks again and again. A place that was taken a
+        moment ago may not have its session yet.
         """
         now = asyncio.get_running_loop().time()
         if now - self._looked_at.get(tenant_id, -math.inf) < LOOK_SECONDS:
             return 0
         self._looked_at[tenant_id] = now
-        held = await self._store.open_sessions(tenant_id)
+        held = await self._store.open_sessions(tenant_id, until_ms=now_ms() - SETTLED_MS)
         gone = [name for name, state in zip(held, await self._sessions.states(held), strict=True) if state != "open"]
         await self._store.forget_sessions(tenant_id, gone)
         return len(gone)

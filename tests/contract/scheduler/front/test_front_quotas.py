@@ -36,6 +36,17 @@ async def test_places_of_sessions_that_never_came_to_be_are_found(mesh: FrontMes
     await session(replica)
 
 
+async def test_a_place_whose_session_is_about_to_be_is_not_given_away_SEC_10(
+    mesh: FrontMesh, redis_client: Redis
+) -> None:
+    """Between the place and its session lies a round trip, in which others are refused."""
+    replica = await mesh.replica(quota_sessions=1)
+    admitted_ms = int((await redis_client.time())[0]) * 1000
+    await redis_client.zadd(keys.tenant_sessions(ALICE), {"00000000-0000-4000-8000-000000000000": admitted_ms})
+    async with refused(Busy, "quota sessions"):
+        await session(replica)
+
+
 async def test_refused_sessions_do_not_make_the_mesh_look_through_all_open_ones_each_time(
     mesh: FrontMesh, redis_client: Redis
 ) -> None:
