@@ -21,6 +21,7 @@ from tests.contract.gateway.fake_scheduler import FakeScheduler
 
 KEY = "tml-SECRET-of-the-first-tenant"
 OTHER_KEY = "tml-SECRET-of-the-second-tenant"
+AT_ONCE = 20.0  # seconds, of a very busy machine: a third of what a patient client's poll lasts
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,13 @@ async def client(settings: Settings) -> AsyncIterator[Client]:
 async def hasty(settings: Settings) -> AsyncIterator[Client]:
     """Gives up on an absent scheduler after a second."""
     async with running(msgspec.structs.replace(settings, retry_seconds=1.0)) as (http, gateway):
+        yield Client(http, gateway, KEY)
+
+
+@pytest.fixture
+async def patient(settings: Settings) -> AsyncIterator[Client]:
+    """Its polls are held for a minute: what is answered sooner was not the poll's own end."""
+    async with running(msgspec.structs.replace(settings, long_poll_seconds=60.0)) as (http, gateway):
         yield Client(http, gateway, KEY)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from services.common import audit, logs
 from services.common.errors import Busy
 from tests.contract.gateway.conftest import OTHER_KEY, Client, Tenants
 from tests.contract.gateway.credentials import with_credential
@@ -55,15 +56,11 @@ async def test_a_credential_where_an_id_belongs_is_not_audited_SEC_02(
 ) -> None:
     scheduler.failures.append(Busy(f"tenant of {OTHER_KEY} " + "x" * 1000))
     await client.post("create_session", {"tags": [], "sdk_version": "0.38.0"})
-    caplog.set_level(logging.INFO)
     (line,) = decisions(caplog)
     assert "SECRET" not in line["reason"] and len(line["reason"]) <= 200
 
 
-def test_audit_lines_go_to_a_bounded_file(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    from services.common import audit, logs
-
-    caplog.set_level(logging.INFO)
+def test_audit_lines_go_to_a_bounded_file(tmp_path: Path) -> None:
     audit.write_to(tmp_path / "audit" / "lines", "gateway", 2_000)
     handler = audit.AUDIT.handlers[-1]
     try:

@@ -12,7 +12,7 @@ import pytest
 from tinkermesh.v1 import types_pb2 as types
 
 from services.gateway.settings import Settings
-from tests.contract.gateway.conftest import KEY, Client, Tenants, running
+from tests.contract.gateway.conftest import AT_ONCE, KEY, Client, Tenants, running
 from tests.contract.gateway.fake_scheduler import FakeScheduler
 from tests.doubles.eventually import eventually
 
@@ -27,22 +27,18 @@ async def test_post_is_answered_while_the_work_is_pending_API_02(
     client: Client, scheduler: FakeScheduler, model: str
 ) -> None:
     scheduler.held = True
-    began = time.monotonic()
-    await submit(client, model)
-    assert time.monotonic() - began < 1.5
+    await asyncio.wait_for(submit(client, model), AT_ONCE)
     assert scheduler.last.result is None
 
 
-async def test_poll_answers_at_the_settlement_FUT_03(client: Client, scheduler: FakeScheduler, model: str) -> None:
+async def test_poll_answers_at_the_settlement_FUT_03(patient: Client, scheduler: FakeScheduler, model: str) -> None:
     scheduler.held = True
-    request_id = await submit(client, model)
-    poll = asyncio.create_task(client.result(request_id))
+    request_id = await submit(patient, model)
+    poll = asyncio.create_task(patient.result(request_id))
     await eventually(lambda: scheduler.streams.open_polls > 0)
     assert not poll.done()
-    settled = time.monotonic()
     scheduler.release()
-    answer = await poll
-    assert time.monotonic() - settled < 1.0  # far below the two seconds of the poll
+    answer = await asyncio.wait_for(poll, AT_ONCE)
     assert answer.json()["metrics"]["grad_norm"] == 1.5
 
 
@@ -53,8 +49,8 @@ async def test_pending_after_the_poll_is_408_with_its_queue_state_API_05_FUT_09(
     scheduler.streams.queue_state = ("paused_capacity", "all 8 slots are taken")
     request_id = await submit(client, model)
     began = time.monotonic()
-    answer = await client.result(request_id)
-    assert 1.9 < time.monotonic() - began < 6.0
+    answer = await asyncio.wait_for(client.result(request_id), AT_ONCE)
+    assert time.monotonic() - began > 1.9  # the whole poll
     assert answer.status_code == 408
     assert answer.json() == {
         "type": "try_again",
@@ -102,27 +98,25 @@ async def test_foreign_poll_is_403_and_does_not_disturb_the_owners_SEC_05(
     assert (await other.result(request_id)).status_code == 403
 
 
-async def test_many_polls_of_one_request_share_one_wait(client: Client, scheduler: FakeScheduler, model: str) -> None:
+async def test_many_polls_of_one_request_share_one_wait(patient: Client, scheduler: FakeScheduler, model: str) -> None:
     scheduler.held = True
-    request_id = await submit(client, model)
-    polls = [asyncio.create_task(client.result(request_id)) for _ in range(20)]
+    request_id = await submit(patient, model)
+    polls = [asyncio.create_task(patient.result(request_id)) for _ in range(20)]
     await eventually(lambda: scheduler.streams.open_polls > 0)
-    assert client.gateway.hub.open_waits == 1
+    assert patient.gateway.hub.open_waits == 1
     scheduler.release()
     assert {answer.status_code for answer in await asyncio.gather(*polls)} == {200}
-    assert client.gateway.hub.open_waits == 0
+    assert patient.gateway.hub.open_waits == 0
 
 
-async def test_two_hundred_polls_over_one_stream_FUT_07(client: Client, scheduler: FakeScheduler, model: str) -> None:
+async def test_two_hundred_polls_over_one_stream_FUT_07(patient: Client, scheduler: FakeScheduler, model: str) -> None:
     scheduler.held = True
-    ids = await asyncio.gather(*(submit(client, model, seq) for seq in range(1, 201)))
-    polls = [asyncio.create_task(client.result(request_id)) for request_id in ids]
+    ids = await asyncio.gather(*(submit(patient, model, seq) for seq in range(1, 201)))
+    polls = [asyncio.create_task(patient.result(request_id)) for request_id in ids]
     await eventually(lambda: scheduler.streams.open_polls == 200)
     assert scheduler.streams.count == 1
-    began = time.monotonic()
     scheduler.release()
-    assert {answer.status_code for answer in await asyncio.gather(*polls)} == {200}
-    assert time.monotonic() - began < 5.0
+    assert {answer.status_code for answer in await asyncio.wait_for(asyncio.gather(*polls), AT_ONCE)} == {200}
     assert scheduler.calls.count("GetResult") == 0
 
 
@@ -151,16 +145,14 @@ async def test_lost_wake_up_costs_one_poll_at_most(client: Client, scheduler: Fa
     assert (await poll).json() == {"metrics": {"grad_norm": 2.0}}
 
 
-async def test_drained_polls_are_408_at_once_MESH_03(client: Client, scheduler: FakeScheduler, model: str) -> None:
+async def test_drained_polls_are_408_at_once_MESH_03(patient: Client, scheduler: FakeScheduler, model: str) -> None:
     scheduler.held = True
-    request_id = await submit(client, model)
-    poll = asyncio.create_task(client.result(request_id))
-    await eventually(lambda: client.gateway.hub.open_waits == 1)
-    began = time.monotonic()
-    client.gateway.drain()
-    assert (await poll).status_code == 408
-    assert (await client.result(request_id)).status_code == 408
-    assert time.monotonic() - began < 1.5
+    request_id = await submit(patient, model)
+    poll = asyncio.create_task(patient.result(request_id))
+    await eventually(lambda: patient.gateway.hub.open_waits == 1)
+    patient.gateway.drain()
+    assert (await asyncio.wait_for(poll, AT_ONCE)).status_code == 408
+    assert (await asyncio.wait_for(patient.result(request_id), AT_ONCE)).status_code == 408
 
 
 async def test_lost_streams_leave_no_task_behind(client: Client, scheduler: FakeScheduler, model: str) -> None:
