@@ -22,3 +22,12 @@ async def eventually(check: Callable[[], Awaitable[T] | T], seconds: float = SOO
             return answer  # type: ignore[return-value]
         assert time.monotonic() < deadline, "did not happen in time"
         await asyncio.sleep(0.02)
+
+
+def until(check: Callable[[], T], seconds: float = SOON) -> T:
+    """The same without a loop: for tests whose client has a thread of its own."""
+    deadline = time.monotonic() + seconds
+    while not (answer := check()):
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+    return answer

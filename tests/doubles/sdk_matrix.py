@@ -24,7 +24,7 @@ def interpreter(version: str) -> Path:
     python = sdk_python(version)
     if python.exists():
         return python
-    text = f"no environment of SDK {version}: run `make sdk-matrix`"
+    text = f"no environment of SDK {version}: run `make sdk-matrix`, or `make sdk-venvs` for the oldest alone"
     if os.environ.get("TINKERMESH_TEST_WHOLE_MATRIX"):
         pytest.fail(text)
     pytest.skip(text)

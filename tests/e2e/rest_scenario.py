@@ -113,8 +113,9 @@ class Scenario:
         days = (self.entry(self.state).expires_at.timestamp() - time.time()) / 86_400
         doomed = self.training.save_state("doomed").result().path
         resolved(rest.set_checkpoint_ttl_from_tinker_path(doomed, 1))
-        time.sleep(1.1)
-        gone = status_of(lambda: rest.get_weights_info_by_tinker_path(doomed))
+        gone, until = 0, time.monotonic() + 20
+        while not gone and time.monotonic() < until:
+            gone = status_of(lambda: rest.get_weights_info_by_tinker_path(doomed))
         return {
             "cleared": cleared,
             "days": days,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.wire_client import Json, WireClient, batch
-from tests.mesh.busy import adam, created
-
-PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}
+from tests.mesh.main_path import accepted, adam, created, sample, saved, snapshot_sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,37 +28,15 @@ class Belongings:
 
 async def belongings(client: WireClient) -> Belongings:
     session = await client.session()
-    model = await created(client, session, 0)
-    future = await _sent(client, "/forward_backward", batch(model, 1, seed=1))
+    model = await created(client, session)
+    future = (await accepted(client, "/forward_backward", batch(model, 1, seed=1)))["request_id"]
     await client.future(future)
-    saved = await _result(client, "/save_weights", {"model_id": model, "seq_id": 2, "path": "ck"})
-    snapped = await _result(client, "/save_weights_for_sampler", {"model_id": model, "seq_id": 3, "path": "snap"})
-    opened = {"session_id": session, "sampling_session_seq_id": 0, "model_path": snapped["path"]}
-    sampler = (await client.post("/create_sampling_session", opened)).json()["sampling_session_id"]
-    sample = await _sent(client, "/asample", sampling(sampler, 1))
-    await client.future(sample, protobuf=True)
-    return Belongings(session, model, future, sample, sampler, saved["path"], snapped["path"])
-
-
-def sampling(sampler: str, seq: int) -> Json:
-    parameters = {"max_tokens": 2, "temperature": 1.0}
-    return {
-        "sampling_session_id": sampler,
-        "seq_id": seq,
-        "num_samples": 1,
-        "prompt": PROMPT,
-        "sampling_params": parameters,
-    }
-
-
-async def _sent(client: WireClient, path: str, body: Json | bytes) -> str:
-    answer = await client.post(path, body)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["request_id"])
-
-
-async def _result(client: WireClient, path: str, body: Json) -> Any:
-    return await client.future(await _sent(client, path, body))
+    checkpoint = await saved(client, model, 2, "ck")
+    snapshot = await saved(client, model, 3, "snap", "save_weights_for_sampler")
+    sampler = await snapshot_sampler(client, session, snapshot)
+    sampled = (await accepted(client, "/asample", sample(sampler, 1)))["request_id"]
+    await client.future(sampled, protobuf=True)
+    return Belongings(session, model, future, sampled, sampler, checkpoint, snapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +171,7 @@ ROUTES: dict[tuple[str, str], Attempts | Safe] = {
     ("GET", "/samplers/{sampling_session_id}"): lambda theirs, mine: [
         Attempt(None, {"sampling_session_id": theirs.sampler})
     ],
-    ("POST", "/asample"): lambda theirs, mine: [Attempt(sampling(theirs.sampler, 9))],
+    ("POST", "/asample"): lambda theirs, mine: [Attempt(sample(theirs.sampler, 9))],
     ("POST", "/retrieve_future"): _futures,
     ("POST", "/cancel_future"): _futures,
     ("POST", "/retrieve_futures"): _completions,

@@ -16,6 +16,8 @@ from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import Body, Json, WireClient, batch
 from tests.mesh import main_path
 
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+
 ACCEPT_SECONDS = 30.0
 
 

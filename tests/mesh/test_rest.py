@@ -13,7 +13,8 @@ import pytest
 
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
-from tests.doubles.scenario import ROOT, sdk_python
+from tests.doubles.scenario import ROOT
+from tests.doubles.sdk_matrix import OLDEST, interpreter
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 SCRIPT = ROOT / "tests" / "e2e" / "rest_scenario.py"
@@ -44,10 +45,7 @@ def newest(mesh: MeshProcesses, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 @pytest.fixture(scope="module")
 def oldest(mesh: MeshProcesses, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    python = sdk_python("0.26.2")
-    if not python.exists():
-        pytest.skip("no environment of SDK 0.26.2: run `make sdk-venvs`")
-    return report_of(mesh, tmp_path_factory.mktemp("rest26"), python, "tml-other-of-0.26")
+    return report_of(mesh, tmp_path_factory.mktemp("rest26"), interpreter(OLDEST), "tml-other-of-0.26")
 
 
 @pytest.fixture(params=["newest", "oldest"])

@@ -8,17 +8,15 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from tinkermesh.v1 import sampler_pb2 as pb
-from tinkermesh.v1 import sampler_pb2_grpc
 
 from benchmarks.sockets import watched_connections
+from tests.doubles.admin import running_samples
+from tests.doubles.eventually import until
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
 
@@ -78,17 +76,8 @@ def ask(sampler: Any, seed: int = 0) -> Any:
     return sampler.sample(tinker.types.ModelInput.from_ints(PROMPT), 1, parameters)
 
 
-def running(mesh: MeshProcesses) -> int:
-    with grpc.insecure_channel(mesh.mesh.addresses.sampler) as channel:
-        stub = sampler_pb2_grpc.SamplerStub(channel)
-        return int(stub.Describe(pb.DescribeSamplerRequest(), timeout=10).running)
-
-
-def until_running(mesh: MeshProcesses, count: int, seconds: float = 50.0) -> None:
-    deadline = time.monotonic() + seconds
-    while running(mesh) != count:
-        assert time.monotonic() < deadline, f"{running(mesh)} samples run, not {count}"
-        time.sleep(0.05)
+def until_running(mesh: MeshProcesses, count: int) -> None:
+    until(lambda: running_samples(mesh.mesh.addresses.sampler) == count, 50.0)
 
 
 def test_samples_given_up_by_the_client_are_aborted_at_the_engine_FUT_08(mesh: MeshProcesses, service: Any) -> None:
@@ -137,17 +126,3 @@ def test_polls_outlive_their_gateways_and_the_scheduler_FUT_05(fresh_mesh: MeshP
     # One that ended while nobody held the lease may have run again; there is one future for it.
     assert len({entry["request"] for entry in samples(mesh)}) == 24
     service.close("success").result()
-
-
-def test_a_client_above_its_quota_is_slowed_down_and_loses_nothing_SAMP_12(tmp_path: Path) -> None:
-    """asample answers 429; the SDK waits and sends the same request again."""
-    variables = {"TINKERMESH_SCHEDULER_QUOTA_SAMPLES": "4"}
-    with MeshProcesses(tmp_path / "mesh", variables=variables) as mesh:
-        mesh.inject("sampler", [{"kind": "sample", "action": "delay_before", "times": 0, "seconds": 0.3}])
-        service = tinker.ServiceClient(base_url=mesh.base_url, api_key=mesh.api_key)
-        sampler = sampling_client(service)
-        made = [one.result().sequences[0] for one in [ask(sampler, seed) for seed in range(12)]]
-        assert len({one.sequence_id for one in made}) == 12
-        assert len(samples(mesh)) == 12
-        assert sampler.holder._sample_backoff_until is not None, "it never met a 429"
-        service.close("success").result()

@@ -7,6 +7,7 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import tenants_pb2 as tenants_pb
 
 from services.common.errors import Busy
+from services.scheduler.settings import Settings
 from services.scheduler.store import keys
 from tests.contract.scheduler.front.mesh import (
     ALICE,
@@ -98,13 +99,4 @@ async def test_usage_is_shown_with_what_is_left_of_the_buckets_SEC_10(mesh: Fron
 
 
 def test_the_default_lies_above_what_one_sdk_client_has_in_flight_SAMP_12() -> None:
-    from services.scheduler.settings import Settings
-
     assert Settings(store_root="", pepper_file="").quotas.samples > 2048
-
-
-def test_results_are_kept_longer_than_the_sdk_ever_pauses_FUT_06() -> None:
-    """Its longest pause is the hour of a billing refusal; the time is a setting."""
-    from services.scheduler.settings import Settings
-
-    assert Settings(store_root="", pepper_file="").retention_seconds >= 24 * 3600

@@ -152,6 +152,8 @@ async def test_a_renewal_that_changes_nothing_leaves_the_directory_alone(
     await replica.registry.RegisterTrainer(_trainer())
     await replica.registry.RegisterSampler(_sampler())
     assert refreshed == []
+    await replica.registry.RegisterSampler(_sampler(incarnation="2"))
+    assert refreshed, "a change is seen at once"
 
 
 async def test_a_pool_is_listed_although_the_replica_that_met_it_first_died_on_the_way(
