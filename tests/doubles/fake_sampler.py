@@ -222,6 +222,10 @@ async def _main(arguments: argparse.Namespace) -> None:
     await sampler.stop()
 
 
-if __name__ == "__main__":
+def main() -> None:
     parsed = _arguments()
     run_service("sampler", parsed.sampler_id, _main(parsed))
+
+
+if __name__ == "__main__":
+    main()

@@ -182,6 +182,10 @@ async def _main(arguments: argparse.Namespace) -> None:
     await trainer.stop()
 
 
-if __name__ == "__main__":
+def main() -> None:
     parsed = _arguments()
     run_service("trainer", parsed.trainer_id, _main(parsed))
+
+
+if __name__ == "__main__":
+    main()

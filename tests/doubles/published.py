@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
 from tinkermesh.v1.trainer_pb2 import ArtifactMeta
 
+from services.common import publish as publication
 from services.common.artifact_meta import decode_meta, encode_meta
 from services.common.errors import InvalidInput, MissingResource
-from services.common.store import META_FILE, TEMPORARY_PREFIX, VERSION_PREFIX, contained, relative
+from services.common.publish import Claim, public_path
+from services.common.store import META_FILE, contained, relative
 
 STATE_FILE = "state.json"
 
 
-def publish(root: Path, directory: str, meta: ArtifactMeta, state: dict[str, object]) -> tuple[str, int]:
-    """Writes a new version and swings the public link; answers (directory relative to root, bytes)."""
-    public = root / directory
-    public.parent.mkdir(parents=True, exist_ok=True)
-    unique = uuid.uuid4().hex
-    temporary = public.parent / f"{TEMPORARY_PREFIX}{public.name}_{unique}"
-    temporary.mkdir()
-    (temporary / META_FILE).write_text(json.dumps(encode_meta(meta)))
-    (temporary / STATE_FILE).write_text(json.dumps(state))
-    version = public.parent / f"{VERSION_PREFIX}{public.name}_{unique}"
-    temporary.rename(version)
-    link = public.parent / f"{TEMPORARY_PREFIX}{public.name}_{unique}.link"
-    link.symlink_to(version.name)
-    os.replace(link, public)  # noqa: PTH105 - must not follow the link
-    return relative(root, version.resolve()), sum(file.stat().st_size for file in version.iterdir())
+def publish(
+    root: Path, directory: str, meta: ArtifactMeta, state: dict[str, object], *, overwrite: bool = False, term: int = 0
+) -> tuple[str, int]:
+    """As trainers publish; answers (version directory relative to root, bytes).
+
+    Raises InvalidInput or StaleFence as services.common.publish does.
+    """
+    mine = encode_meta(meta)
+
+    def fill(temporary: Path) -> None:
+        (temporary / META_FILE).write_text(json.dumps({**mine, "term": term}))
+        (temporary / STATE_FILE).write_text(json.dumps(state))
+
+    def same(stored: dict[str, Any]) -> bool:
+        return bool(meta.created_unix_ms) and all(stored.get(name) == value for name, value in mine.items())
+
+    version = publication.publish(public_path(root, directory), fill, Claim(overwrite, term, same))
+    return relative(root, version), sum(file.stat().st_size for file in version.iterdir())
 
 
 def taken(root: Path, directory: str, meta: ArtifactMeta) -> bool:

@@ -174,24 +174,33 @@ class UnitRunner:
         state = self._held(work.slot, work.load_number).state(moments=moments)
         if not overwrite and published.taken(self.store_root, work.directory, work.meta):
             raise InvalidInput(f"{_named(work.meta)} exists already; pick another name")
-        self.artifacts[unit.unit_id] = asyncio.create_task(
-            self._publish(unit.unit_id, work.directory, work.meta, state)
-        )
+        self.artifacts[unit.unit_id] = asyncio.create_task(self._publish(unit, work, state, overwrite=overwrite))
         outcome = _slots([self._slot_outcome(work.slot)])
         outcome.artifact_pending = True
         return outcome
 
     async def _publish(
-        self, unit_id: str, directory: str, meta: pb.ArtifactMeta, state: dict[str, object]
+        self,
+        unit: pb.Unit,
+        work: pb.SaveSlotWork | pb.SnapshotSlotWork,
+        state: dict[str, object],
+        *,
+        overwrite: bool,
     ) -> pb.ArtifactOutcome:
-        with telemetry.span("trainer.publish", {"unit_id": unit_id}):
+        with telemetry.span("trainer.publish", {"unit_id": unit.unit_id}):
             due = self.faults.due("publish")
             await self._before(due)
             if any(rule.action in ("fail", "fail_user") for rule in due):
-                return pb.ArtifactOutcome(unit_id=unit_id, failure=failure("injected failure of a publication"))
-            version, size = published.publish(self.store_root, directory, meta, state)
+                return pb.ArtifactOutcome(unit_id=unit.unit_id, failure=failure("injected failure of a publication"))
+            try:
+                version, size = published.publish(
+                    self.store_root, work.directory, work.meta, state, overwrite=overwrite, term=unit.term
+                )
+            except TinkermeshError as error:
+                told = failure(error.message, user=isinstance(error, UserError))
+                return pb.ArtifactOutcome(unit_id=unit.unit_id, failure=told)
             await self._after(due)
-            return pb.ArtifactOutcome(unit_id=unit_id, version_directory=version, size_bytes=size)
+            return pb.ArtifactOutcome(unit_id=unit.unit_id, version_directory=version, size_bytes=size)
 
     def _slot_outcome(self, slot: int, metrics: dict[str, float] | None = None) -> pb.SlotOutcome:
         return pb.SlotOutcome(slot=slot, load_number=self.slots[slot].load_number, metrics=metrics or {})

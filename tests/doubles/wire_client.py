@@ -24,10 +24,11 @@ class Zstd(bytes):
 class WireClient:
     """Posts to every given gateway in turn."""
 
-    def __init__(self, urls: Sequence[str], api_key: str) -> None:
+    def __init__(self, urls: Sequence[str], api_key: str, *, timeout_seconds: float = 60.0) -> None:
         headers = {"x-api-key": api_key}
         self._clients = [
-            httpx.AsyncClient(base_url=f"{u}/api/v1", headers=headers, timeout=60.0, trust_env=False) for u in urls
+            httpx.AsyncClient(base_url=f"{u}/api/v1", headers=headers, timeout=timeout_seconds, trust_env=False)
+            for u in urls
         ]
 
     async def post(self, path: str, body: Body, *, gateway: int = 0, **headers: str) -> httpx.Response:

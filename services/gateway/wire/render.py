@@ -42,7 +42,7 @@ def _json(result: types.Result, outcome: str | None, request_type: str) -> objec
         case "batch":
             return batch_json(result.batch)
         case "optim_step":
-            return {"metrics": dict(result.optim_step.metrics)}
+            return {"metrics": dict(sorted(result.optim_step.metrics.items()))}
         case "save":
             return _save(result.save)
         case "sample":

@@ -34,7 +34,7 @@ def batch_protobuf(result: types.BatchResult) -> bytes:
     output = wire.ForwardBackwardOutput(loss_fn_output_type=OUTPUT_TYPE, metrics=_metrics(result))
     for run in _runs(result):
         output.loss_fn_outputs.append(_record(result, run, offsets))
-    return output.SerializeToString()
+    return output.SerializeToString(deterministic=True)  # its maps too: every gateway answers the same bytes
 
 
 def batch_json(result: types.BatchResult) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _metrics(result: types.BatchResult) -> dict[str, float]:
             "metrics without exactly one colon were left out: %s", sorted(result.metrics.keys() - metrics.keys())
         )
     metrics[_LOSS] = result.loss_sum
-    return metrics
+    return dict(sorted(metrics.items()))
 
 
 def _floats(result: types.BatchResult, start: int, end: int) -> list[float]:

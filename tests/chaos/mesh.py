@@ -1,0 +1,102 @@
+"""A mesh that is meant to be killed: every service runs under the launcher, none is ever given up."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+
+from services.local import supervisor
+from services.local.spec import ChildSpec
+from services.local.state import keyring
+from tests.chaos import launcher, points
+from tests.doubles.fake_trainer import BASE_MODEL
+from tests.doubles.mesh import DoubledMesh, RunningMesh, free_ports_settings
+from tests.doubles.valkey import free_port
+
+KEEP_ROWS_MS = 30_000
+TERM_LEASE_SECONDS = 2.0
+VARIABLES = {
+    "TINKERMESH_SCHEDULER_TERM_LEASE_SECONDS": str(TERM_LEASE_SECONDS),
+    "TINKERMESH_GATEWAY_LONG_POLL_SECONDS": "2",
+    launcher.KEEP_ROWS: str(KEEP_ROWS_MS),
+}
+TENANTS = 8
+
+
+class LaunchedMesh(DoubledMesh):
+    """DoubledMesh whose services have points."""
+
+    def specs(self) -> Sequence[ChildSpec]:
+        return [launched(spec, self.settings.state_dir / "chaos") for spec in super().specs()]
+
+
+def launched(spec: ChildSpec, directory: Path) -> ChildSpec:
+    """The same service under the launcher; what is not ours (Redis) stays as it is."""
+    interpreter, flag, *rest = spec.command
+    if interpreter != sys.executable or flag != "-m":
+        return spec
+    own = {launcher.DIRECTORY: str(directory), launcher.PROCESS: spec.name}
+    command = (interpreter, "-m", "tests.chaos.launcher", *rest)
+    return replace(spec, command=command, environment={**spec.environment, **own})
+
+
+def never_give_up() -> None:
+    """The product's supervisor ends a mesh whose child ends again and again; here that is the point."""
+    supervisor.GIVE_UP_ENDS = 1 << 30
+    supervisor.BACKOFF_SECONDS = (0.05,)
+
+
+class ChaosMesh(RunningMesh):
+    """Two gateways (one on the shared socket, one on a port of its own), two schedulers, one of each engine."""
+
+    def __init__(
+        self, directory: Path, *, variables: dict[str, str] | None = None, trainer_options: Sequence[str] = ()
+    ) -> None:
+        never_give_up()
+        self.arms = directory / "chaos"
+        self.arms.mkdir(parents=True)
+        settings = free_ports_settings(directory, Path("unused"), BASE_MODEL, gateways=2, schedulers=2)
+        self._separate = [f"{settings.host}:{free_port()}"]
+        chosen = {**VARIABLES, **(variables or {})}
+        super().__init__(lambda: LaunchedMesh(settings, chosen, trainer_options, self._separate))
+        self.keys = [self._tenant(number) for number in range(TENANTS)]
+
+    def _tenant(self, number: int) -> str:
+        key = f"tml-chaos-{number}"
+        keyring(self.settings.key_file, self.settings.pepper_file).add(key)
+        return key
+
+    @property
+    def gateway_urls(self) -> list[str]:
+        return [self.base_url, *(f"http://{address}" for address in self._separate)]
+
+    @property
+    def redis(self) -> Redis:
+        host, port = self.mesh.addresses.redis.rsplit(":", 1)
+        return Redis(host=host, port=int(port), socket_timeout=10)
+
+    def pid(self, name: str) -> int:
+        """0 while it is not running."""
+        return self.mesh.supervisor.child(name).pid or 0
+
+    def victim(self, name: str) -> dict[str, Any] | None:
+        """How an arm names a process other than its own."""
+        pid = self.pid(name)
+        return {"pid": pid, "start": points.started(pid)} if pid else None
+
+    def strike(self, name: str, number: signal.Signals) -> bool:
+        """False when it was not running."""
+        pid = self.pid(name)
+        if pid:
+            points.strike(pid, number)
+        return bool(pid)
+
+    def disarm(self) -> None:
+        for name in self.names(""):
+            points.arm(self.arms, name, [])
