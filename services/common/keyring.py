@@ -25,7 +25,7 @@ from typing import Literal
 import msgspec
 
 from services.common.clock import now_ms
-from services.common.errors import InvalidInput, Unauthenticated
+from services.common.errors import InvalidInput
 
 SCHEME = "hmac-sha256-1"
 KEY_PREFIX = "tml-"
@@ -142,16 +142,6 @@ class Keyring:
         self._keys: dict[str, KeyEntry] = {}
         self._ids: dict[str, str] = {}
 
-    def tenant_of(self, key: str) -> str:
-        """The tenant id behind `key`. Raises Unauthenticated."""
-        entries = (self.find(digest(pepper, key)) for pepper in peppers_of(self._pepper))
-        found = next((entry for entry in entries if entry is not None), None)
-        if found is None or found.state(now_ms()) != "active":
-            raise Unauthenticated(
-                "API key is not known to this mesh; set TINKER_API_KEY to a key its operator gave you"
-            )
-        return found.tenant_id
-
     def find(self, key_digest: str) -> KeyEntry | None:
         """The entry of a key or access token, active or not. Raises InvalidInput when the file is broken."""
         self._refresh()
@@ -173,7 +163,7 @@ class Keyring:
         return {entry.tenant_id for entry in self._keys.values()}
 
     def add(self, key: str, *, tenant_id: str = "", label: str = "", expires_ms: int = 0) -> str:
-        """Admit `key`; answers its tenant id (a new random one unless given)."""
+        """Admit `key`; answers its tenant id (a new random one unless given). A known key stays as it is."""
         if not key.startswith(KEY_PREFIX):
             raise InvalidInput(f"API key must start with {KEY_PREFIX!r} (the SDK insists)")
         self._refresh()

@@ -16,6 +16,7 @@ from services.common.keyring import Keyring, load_pepper
 from services.local import cli, demo
 from services.local.display import client_lines, mesh_table
 from services.local.supervisor import Supervisor
+from tests.doubles.known_keys import tenant_of
 from tests.unit.local.test_supervisor import spec
 
 runner = CliRunner()
@@ -31,7 +32,7 @@ def test_added_key_is_shown_once_and_kept_as_a_digest_SEC(tmp_path: Path) -> Non
     found = re.search(r"key +(tml-\S+)\s+tenant +(\S+)", added.output)
     assert found is not None
     key, tenant = found.groups()
-    assert ring(tmp_path).tenant_of(key) == tenant
+    assert tenant_of(ring(tmp_path), key) == tenant
     listed = runner.invoke(cli.app, ["keys", "list", "--state-dir", str(tmp_path)])
     assert tenant in listed.output and "ci" in listed.output
     assert key not in listed.output + (tmp_path / "keys.json").read_text()
@@ -43,9 +44,9 @@ def add_key(directory: Path, key: str, *options: str) -> Result:
 
 def test_second_key_of_a_tenant_keeps_its_id(tmp_path: Path) -> None:
     assert add_key(tmp_path, "tml-one").exit_code == 0
-    tenant = ring(tmp_path).tenant_of("tml-one")
+    tenant = tenant_of(ring(tmp_path), "tml-one")
     assert add_key(tmp_path, "tml-two", "--tenant", tenant).exit_code == 0
-    assert ring(tmp_path).tenant_of("tml-two") == tenant
+    assert tenant_of(ring(tmp_path), "tml-two") == tenant
 
 
 def test_a_mistyped_tenant_is_refused_and_makes_no_key(tmp_path: Path) -> None:

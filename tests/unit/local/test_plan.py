@@ -15,6 +15,7 @@ from services.local.plan import plan
 from services.local.settings import LocalSettings
 from services.local.spec import ChildSpec, Stage, StopRank
 from services.scheduler.settings import Settings as SchedulerSettings
+from tests.doubles.known_keys import tenant_of
 
 
 def settings(tmp_path: Path, **options: object) -> LocalSettings:
@@ -119,7 +120,7 @@ def test_default_key_is_admitted_and_stored_only_as_a_digest_SEC(tmp_path: Path)
     chosen = settings(tmp_path)
     lock = state.prepare(chosen)
     ring = Keyring(chosen.key_file, load_pepper(chosen.pepper_file))
-    assert ring.tenant_of(state.DEFAULT_KEY)
+    assert tenant_of(ring, state.DEFAULT_KEY)
     assert state.DEFAULT_KEY not in chosen.key_file.read_text()
     assert chosen.pepper_file.stat().st_mode & 0o077 == 0
     assert chosen.state_dir.stat().st_mode & 0o077 == 0

@@ -13,6 +13,7 @@ from services.common.keyring import Keyring, digest, key_id
 from services.scheduler.store import keys
 from tests.contract.scheduler.front.mesh import FrontMesh, Replica, refused, unserved_pool
 from tests.doubles.eventually import eventually
+from tests.doubles.known_keys import tenant_of
 
 
 async def resolved(replica: Replica, mesh: FrontMesh, secret: str) -> pb.ResolveKeyReply:
@@ -90,7 +91,9 @@ async def test_keys_of_the_file_are_known_and_can_be_revoked(mesh: FrontMesh, tm
     wanted = key_id(digest(mesh.pepper, "tml-of-the-file"))
     await replica.tenants.RevokeKey(pb.RevokeKeyRequest(key_id=wanted))
     assert (await resolved(replica, mesh, "tml-of-the-file")).state == "revoked"
-    assert ring.tenant_of("tml-of-the-file") == tenant, "the file is the operator's; the mesh's own word goes before it"
+    assert tenant_of(ring, "tml-of-the-file") == tenant, (
+        "the file is the operator's; the mesh's own word goes before it"
+    )
 
 
 async def test_a_record_that_cannot_be_read_admits_nobody_and_ends_nothing(
