@@ -95,8 +95,12 @@ async def test_metadata_of_millions_of_parts_is_never_built_VAL_14(client: Clien
 
 async def test_count_of_a_broken_sample_is_never_built_VAL_14(client: Client, sampler: str) -> None:
     body = {"sampling_session_id": sampler, "seq_id": 1, "prompt": {"chunks": [{"tokens": [1]}]}, "num_samples": "MANY"}
-    response = await client.post("asample", with_many(body, "MANY", "[]"))
+    sent = with_many(body, "MANY", "[]")
+    peak = PeakMemory()
+    response = await client.post("asample", sent)
+    grown = peak.grown_mib()
     assert len(response.json()["sample_sequence_ids"]) == 1
+    assert grown < 64, f"{grown:.0f} MiB"
 
 
 async def test_routes_without_an_order_take_small_bodies_only_VAL_14(client: Client) -> None:

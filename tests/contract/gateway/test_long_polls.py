@@ -120,8 +120,8 @@ async def test_two_hundred_polls_over_one_stream_FUT_07(patient: Client, schedul
     assert scheduler.calls.count("GetResult") == 0
 
 
-async def test_poll_cap_is_429(settings: Settings, scheduler: FakeScheduler, tenants: Tenants) -> None:
-    capped = msgspec.structs.replace(settings, max_polls_per_tenant=2)
+async def test_poll_cap_is_429_FUT_07_SEC_10(settings: Settings, scheduler: FakeScheduler, tenants: Tenants) -> None:
+    capped = msgspec.structs.replace(settings, max_polls_per_tenant=2, long_poll_seconds=60.0)
     model = scheduler.add_model(tenants.first, scheduler.add_session(tenants.first))
     scheduler.held = True
     async with running(capped) as (http, gateway):

@@ -11,8 +11,8 @@ import pytest
 from redis.asyncio import Redis
 from tinkermesh.v1 import scheduler_pb2 as pb
 
-from services.common.errors import Forbidden, Gone, InvalidInput, KeyConflict, ModelClosed, UnknownId
-from services.common.ids import parse_request_id
+from services.common.errors import Forbidden, Gone, InvalidInput, KeyConflict, ModelClosed, TinkermeshError, UnknownId
+from services.common.ids import key_hash, parse_request_id
 from services.scheduler.store import keys
 from tests.contract.scheduler.requests import batch_request, create_request, new_session, step_request
 from tests.contract.scheduler.rig import Mesh, running_mesh
@@ -136,9 +136,10 @@ async def test_claim_and_enqueue_are_one_step_IDEM_10(mesh: Mesh) -> None:
         return pending._replace(segments={}) if lost else pending
 
     admission._payloads.prepare = losing
-    with pytest.raises(Exception, match="expired before it was admitted"):
+    with pytest.raises(TinkermeshError, match="expired before it was admitted"):
         await mesh.batch(model, 1)
     assert await mesh.redis.hlen(keys.queue("double", model)) == 0
+    assert not await mesh.redis.exists(keys.req("double", key_hash("train", model, 1)))
     lost = False
     await mesh.done(await mesh.batch(model, 1))
 

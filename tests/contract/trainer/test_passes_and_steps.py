@@ -65,17 +65,18 @@ async def test_datum_the_engine_refuses_fails_alone(rig: Rig):
     [
         (InvalidInput("loss_fn: no such loss"), FAILURE_CATEGORY_USER, "loss_fn: no such loss"),
         (MemoryError("9 GiB"), FAILURE_CATEGORY_SERVER, "ran out of memory"),
-        (KeyError("secret/path"), FAILURE_CATEGORY_SERVER, "internal error (KeyError)"),
+        (KeyError("secret prompt of slot 1"), FAILURE_CATEGORY_SERVER, "internal error (KeyError)"),
     ],
 )
-async def test_failed_pass_is_one_typed_failure_without_a_traceback_or_an_effect(
+async def test_failed_pass_of_two_tenants_is_one_typed_failure_without_its_text_or_an_effect_SEC_11(
     rig: Rig, error, category, text, caplog
 ):
     trainer, client = rig
-    await client.done(client.units.init(0))
+    for slot in (0, 1):
+        await client.done(client.units.init(slot))
     before = trainer.digests()
     trainer.engine.broken["run_pass"] = error
-    outcome, scores = await client.execute(client.units.train([(0, [datum()])]))
+    outcome, scores = await client.execute(client.units.train([(0, [datum()]), (1, [datum()])]))
     assert outcome.failure.category == category
     assert text in outcome.failure.message
     assert "secret" not in outcome.failure.message

@@ -70,7 +70,7 @@ async def test_create_in_an_ended_session_is_refused_but_its_retry_answered_IDEM
         await replica.scheduler.Submit(create_request(session_id, 1))
 
 
-async def test_expired_session_frees_its_slot_and_its_artifacts_stay_LEASE_02(
+async def test_expired_session_frees_its_slot_and_its_artifacts_stay_LEASE_02_API_12(
     mesh: FrontMesh, start_trainer: StartTrainer
 ) -> None:
     replica = await mesh.replica(lease_seconds=2.0)
@@ -78,6 +78,8 @@ async def test_expired_session_frees_its_slot_and_its_artifacts_stay_LEASE_02(
     session_id = await session(replica)
     model_id = await new_model(replica, session_id)
     path = await saved(replica, model_id, 1, "kept")
+    before = (await replica.scheduler.GetModel(pb.GetModelRequest(tenant_id=ALICE, model_id=model_id))).layout
+    assert before.rank and before.train_attn and before.train_mlp and before.train_unembed
 
     async def free() -> bool:
         slots = (await replica.admin.ListSlots(admin_pb2.ListSlotsRequest())).slots
@@ -85,7 +87,9 @@ async def test_expired_session_frees_its_slot_and_its_artifacts_stay_LEASE_02(
 
     await eventually(free)
     info = await replica.scheduler.GetWeightsInfo(pb.GetWeightsInfoRequest(tenant_id=ALICE, path=path))
-    assert (info.base_model, info.layout.rank, info.layout.train_attn) == (BASE, 4, True)
+    assert (info.base_model, info.layout) == (BASE, before)
+    async with refused(Forbidden):
+        await replica.scheduler.GetWeightsInfo(pb.GetWeightsInfoRequest(tenant_id=BOB, path=path))
     again = await session(replica)
     create = create_request(again)
     create.command.CopyFrom(

@@ -1,0 +1,106 @@
+"""The figures, settings and formulas' defaults that the users' pages name are those of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.gateway.connection import MAX_HEADER_BYTES
+from services.gateway.settings import Limits, Settings
+from services.gateway.validation.losses import RULES
+from services.gateway.wire.json_body import METADATA_BYTES
+from services.scheduler.sampling.limits import SamplingLimits
+from services.scheduler.settings import Settings as SchedulerSettings
+from services.trainer.losses import OBJECTIVES
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+GATEWAY = Settings(key_file="", pepper_file="")
+SCHEDULER = SchedulerSettings(store_root="", pepper_file="")
+
+
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text()
+
+
+def rows(text: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading, without its head."""
+    table = text.split(heading, 1)[1].lstrip().split("\n\n|", 1)[-1].split("\n\n", 1)[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+OPERATE = [
+    f"{MAX_HEADER_BYTES >> 10} KiB of request line and headers",
+    f"{GATEWAY.header_timeout_seconds:.0f} s for a whole header",
+    f"{GATEWAY.body_timeout_seconds:.0f} s for a whole body",
+    f"{GATEWAY.max_body_bytes >> 20} MiB of body, decompressed; {GATEWAY.max_small_body_bytes >> 20} MiB on routes",
+    f"zstd: {GATEWAY.zstd_free_bytes >> 20} MiB, or {GATEWAY.zstd_max_ratio} times",
+    f"{Limits().max_parts:,} objects, lists and texts",
+    f"{METADATA_BYTES >> 10} KiB of `user_metadata`",
+    f"{GATEWAY.max_datums:,} datums and {GATEWAY.max_tokens_per_request:,} tokens a request",
+    f"{GATEWAY.max_polls_per_tenant:,} open polls",
+]
+WAITS = SamplingLimits()
+SAMPLING = [
+    f"1 to {GATEWAY.max_samples} independent sequences",
+    f"At most {Limits().max_stops} entries",
+    f"k up to {GATEWAY.max_topk_logprobs} |",
+    f"k up to {GATEWAY.max_prompt_draws}, (len(prompt) - 1) * k up to {GATEWAY.max_prompt_cells:,}",
+    f"at most {GATEWAY.completions_per_answer} at a time",
+    f"({GATEWAY.sample_dispatch_bytes >> 10} KiB at four bytes a token",
+    f"{SCHEDULER.quotas.samples:,} samples open per tenant",
+    f"{WAITS.sampler_wait_seconds:.0f} s without any sampler, or {WAITS.sample_seconds:.0f} s in one",
+]
+LOSSES = [
+    f"A request may hold {GATEWAY.max_targets_per_position} targets per position",
+    f"and {GATEWAY.max_targets_per_request:,} in all",
+]
+FIGURES = [("operate", text) for text in OPERATE]
+FIGURES += [("sampling", text) for text in SAMPLING]
+FIGURES += [("losses", text) for text in LOSSES]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (name, text)
+        for name, texts in (("operate", OPERATE), ("sampling", SAMPLING), ("losses", LOSSES))
+        for text in texts
+    ],
+)
+def test_a_page_says_the_real_figure(name: str, text: str) -> None:
+    assert text in page(name)
+
+
+def test_pages_name_settings_that_exist() -> None:
+    known = {
+        f"TINKERMESH_{service}_{field.name.upper()}"
+        for service, kind in (("GATEWAY", Settings), ("SCHEDULER", SchedulerSettings))
+        for field in msgspec.structs.fields(kind)
+    }
+    text = "\n".join(file.read_text() for file in DOCS.glob("*.md"))
+    named = set(re.findall(r"TINKERMESH_(?:GATEWAY|SCHEDULER)_[A-Z_]+(?![A-Z_<])", text))
+    prefixes = {name for name in named if name.endswith("_")}  # TINKERMESH_GATEWAY_<SETTING>
+    assert named - prefixes and named - prefixes <= known
+
+
+def test_the_table_of_limits_names_settings_of_the_gateway() -> None:
+    settings = {field.name for field in msgspec.structs.fields(Settings)}
+    named = {
+        name for row in rows(page("operate"), "## What a gateway takes") for name in re.findall(r"`(\w+)`", row[1])
+    }
+    assert len(named) > 8 and named <= settings
+
+
+def test_the_table_of_losses_is_what_gateway_and_trainer_do() -> None:
+    """Inputs, defaults and shapes; the two services keep tables of their own."""
+    told = {row[0].strip("`"): row for row in rows(page("losses"), "# Losses")}
+    assert set(told) == set(RULES) == set(OBJECTIVES)
+    for name, (_, _, inputs, config, shapes) in told.items():
+        rule = RULES[name]
+        assert set(re.findall(r"`(\w+)`", inputs)) == set(rule.fields), name
+        defaults = {key: float(value) for key, value in re.findall(r"`(\w+)` ([\d.]+)", config)}
+        assert defaults == rule.config == OBJECTIVES[name].defaults, name
+        assert ("(N, K)" in shapes) == rule.matrix, name
