@@ -36,10 +36,10 @@ LARGE = (8 << 20) + 1
 class Store:
     """Samples of one tenant, without anything that runs."""
 
-    def __init__(self, redis: Redis, functions: Functions, root: Path, keep_ms: int = LONG_MS) -> None:
+    def __init__(self, redis: Redis, functions: Functions, root: Path) -> None:
         self.redis: Any = redis
         self.call = functions.call
-        self.sequences = SequenceStore(redis, functions, keep_ms)
+        self.sequences = SequenceStore(redis, functions, LONG_MS)
         self.samples = SamplingStore(redis, functions, self.sequences)
         self.blobs = FileBlobs(root)
         self.root = root
@@ -229,16 +229,15 @@ async def test_a_reader_finds_a_result_while_it_moves(store: Store) -> None:
 # ---- recorded sequences --------------------------------------------------------------------
 
 
-async def test_records_count_until_they_end_FUT_06(redis_client: Redis, functions: Functions, tmp_path: Path) -> None:
-    store = Store(redis_client, functions, tmp_path, keep_ms=300)
-    await store.open()
+async def test_records_count_until_they_end_FUT_06(store: Store) -> None:
     await store.settle(0, 10, records=(1000, 2000))
     counted = await store.usage("records")
     assert 3000 < counted < 3100
     refs = [SequenceRef(POOL, store.key(0), number) for number in (0, 1)]
     assert await store.sequences.sweep(POOL, 10) == 0
     assert len(await store.sequences.use(POOL, TENANT, refs)) == 2
-    await asyncio.sleep(0.35)
+    for member in await store.redis.zrange(keys.records(POOL), 0, -1):
+        await store.redis.zadd(keys.records(POOL), {member: 1})  # their time is over
     assert await store.sequences.use(POOL, TENANT, refs) == {}, "what has ended is not there, swept or not"
     assert await store.usage("records") == counted
     assert await store.sequences.sweep(POOL, 10) == 2
