@@ -7,6 +7,7 @@
 #   make numbers     measure what is claimed of the numbers; the table is out/numbers.md
 #   make cookbook    recipes of the cookbook against real local meshes
 #   make chaos       500 seeded histories with processes killed at named points and at random; under an hour
+#   make chart-test  the Helm chart with helm 3, helm 4 and all validators
 #   make bench       measure everything that docs/performance.md quotes
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ PYTEST_ARGS ?=
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz chaos sdk-venvs sdk-matrix cookbook clean
+.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz chaos sdk-venvs sdk-matrix cookbook chart-helm chart-test clean
 
 help:
 	@sed -n 's/^#  *make/make/p' Makefile
@@ -73,7 +74,16 @@ cookbook: install
 	$(BIN)/python -m tools.cookbook_venv
 	$(BIN)/python -m pytest -v -m cookbook tests/cookbook
 
-test: lint protos-check sdk-venvs
+# Both helm versions (70 MB). Without them the tests of the chart are skipped, saying so.
+chart-helm: install
+	@$(BIN)/python tools/chart_tools.py || echo "helm could not be fetched"
+
+# The same tests with kubernetes-validate and checkov (another 400 MB), and nothing skipped.
+chart-test: install
+	$(BIN)/python tools/chart_tools.py --validators
+	TINKERMESH_TEST_CHART_TOOLS_REQUIRED=1 $(BIN)/python -m pytest tests/chart $(PYTEST_ARGS)
+
+test: lint protos-check sdk-venvs chart-helm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # Everything that starts neither vLLM nor Megatron processes.

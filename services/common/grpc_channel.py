@@ -31,3 +31,8 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
 def open_channel(target: str) -> grpc.aio.Channel:
     """`target` is ``host:port`` or a gRPC target such as ``dns:///scheduler:7001``."""
     return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS, interceptors=client_interceptors())
+
+
+def blocking_channel(target: str) -> grpc.Channel:
+    """The same for programs that do one thing after the other, such as operators' commands."""
+    return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
