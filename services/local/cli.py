@@ -14,7 +14,7 @@ from services.common.errors import InvalidInput
 from services.local import default_model, demo
 from services.local.cli_tenancy import keys_app, tenants_app
 from services.local.console import DEFAULT_STATE, StateOption, console, explained
-from services.local.settings import LocalSettings, default_state_dir
+from services.local.settings import Durability, LocalSettings, default_state_dir
 from services.local.up import run_mesh
 
 app = typer.Typer(help="A self-hosted service that speaks the Tinker protocol.", no_args_is_help=True)
@@ -89,6 +89,15 @@ def up(
     schedulers: Annotated[
         int, typer.Option(min=1, max=16, help="Scheduler processes, at --scheduler-port and 10, 20 ... above it")
     ] = 1,
+    durability: Annotated[
+        Durability,
+        typer.Option(
+            help="When an answer is on disk: strict = before it is given, everysec = within two seconds, off = never"
+        ),
+    ] = "strict",
+    redis_memory: Annotated[
+        int, typer.Option(min=0, help="MiB Redis may take; close to it new payloads are refused. 0 = no limit")
+    ] = 0,
     host: Annotated[
         str, typer.Option(help="Address the gateway listens on; everything behind it stays on 127.0.0.1")
     ] = "127.0.0.1",
@@ -105,6 +114,7 @@ def up(
             max_rank=max_rank,
             max_context=max_context, sampler=sampler, gateways=gateways, schedulers=schedulers, host=host, port=port,
             redis_port=redis_port, scheduler_port=scheduler_port, trainer_port=trainer_port, sampler_port=sampler_port,
+            durability=durability, redis_memory=redis_memory,
         )  # fmt: skip
         code = asyncio.run(run_mesh(settings, console))
     raise typer.Exit(code)

@@ -37,7 +37,9 @@ def valkey(settings: LocalSettings, addresses: Addresses) -> ChildSpec:
     host, port = addresses.redis.rsplit(":", 1)
     return ChildSpec(
         name="redis",
-        command=server_command(host, int(port), settings.state_dir / "redis"),
+        command=server_command(
+            host, int(port), settings.state_dir / "redis", settings.durability, settings.redis_memory
+        ),
         address=addresses.redis,
         stage=Stage.STATE,
         stop_rank=StopRank.REDIS,
@@ -62,6 +64,7 @@ def scheduler(settings: LocalSettings, addresses: Addresses, number: int) -> Chi
             listen=addresses.schedulers[number],
             replica=name,
             redis_url=f"redis://{addresses.redis}/0",
+            durability=settings.durability,
             store_root=settings.store,
             key_file=settings.key_file,
             pepper_file=settings.pepper_file,

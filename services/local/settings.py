@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+
+Durability = Literal["strict", "everysec", "off"]
 
 
 class LocalSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +31,8 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int = 2048
     threads: int = 2
     sampler: bool = True
+    durability: Durability = "strict"  # docs/recovery.md says what each can lose
+    redis_memory: int = 0  # MiB Redis may take, 0 = no limit
 
     @property
     def store(self) -> Path:

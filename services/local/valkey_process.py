@@ -1,4 +1,4 @@
-"""The embedded Valkey: every write on disk before it is answered, nothing ever evicted."""
+"""The embedded Valkey: as durable as it is told to be, nothing ever evicted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from services.common.errors import Unavailable
+from services.local.settings import Durability
 
 BINARY_VARIABLE = "TINKERMESH_VALKEY"
 
@@ -28,15 +29,24 @@ def server_binary() -> Path:
     return binary
 
 
-def server_command(host: str, port: int, data: Path) -> tuple[str, ...]:
-    """Answers only after fsync (appendfsync always); a full memory refuses writes (noeviction)."""
+_PERSISTENCE: dict[Durability, dict[str, str]] = {
+    "strict": {"appendonly": "yes", "appendfsync": "always"},
+    "everysec": {"appendonly": "yes", "appendfsync": "everysec"},
+    "off": {"appendonly": "no"},
+}
+
+
+def server_command(
+    host: str, port: int, data: Path, durability: Durability = "strict", memory_mib: int = 0
+) -> tuple[str, ...]:
+    """In `strict` it answers only after fsync; a full memory refuses writes (noeviction)."""
     options = {
         "bind": host,
         "port": str(port),
         "dir": str(data),
-        "appendonly": "yes",
-        "appendfsync": "always",
+        **_PERSISTENCE[durability],
         "save": "",
+        "maxmemory": f"{memory_mib}mb",
         "maxmemory-policy": "noeviction",
         "daemonize": "no",
         "protected-mode": "yes",

@@ -25,11 +25,12 @@ from services.common.grpc_server import GrpcServer
 from services.common.process import write_port
 from services.scheduler.parts.assembly import Assembly, Parts
 from services.scheduler.parts.ground import Ground
+from services.scheduler.redis_keeper import RedisKeeper
 from services.scheduler.settings import Settings
-from services.scheduler.startup_checks import check_redis
 from services.scheduler.store.connection import Redis, connect
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.notices import Notices
+from services.scheduler.store.redis_url import parse_redis_url
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,10 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._redis: Redis = connect(settings.redis_url)
+        self._redis: Redis = connect(settings.redis_url, password_file=settings.redis_password_file)
         self._notices = Notices(self._redis)
+        self._functions = Functions(self._redis)
+        self._keeper = RedisKeeper(self._redis, self._functions, settings, self._notices)
         self._parts: Parts | None = None
         self._server = GrpcServer([service.full_name for service in _services()])
         self._tasks: list[asyncio.Task[None]] = []
@@ -55,12 +58,13 @@ class App:
     async def start(self) -> int:
         """Serving when it returns; answers the bound port. Raises InvalidInput, Unavailable, RuntimeError."""
         settings = self._settings
-        functions = Functions(self._redis)
-        await self._reach_redis(functions)
-        parts = self._parts = Assembly(Ground(settings, self._redis, functions, self._notices)).parts()
+        await self._reach_redis()
+        parts = self._parts = Assembly(Ground(settings, self._redis, self._functions, self._notices)).parts()
         self._run(self._notices.run(), "notices")
         async with asyncio.timeout(REDIS_WAIT_SECONDS):
             await self._notices.subscribed.wait()
+        self._run(self._keeper.run(), "Redis keeper")
+        self._run(parts.memory.run(), "memory")
         await parts.book.refresh()
         self._run(parts.book.run(), "tenants")
         self._run(parts.watches.run(), "watches")
@@ -95,20 +99,20 @@ class App:
             await self._server.stop(CLOSE_SECONDS)
             await self._parts.fleet.close()
         await _end(self._tasks)
+        await self._keeper.leave()
         await self._redis.aclose()
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
 
-    async def _reach_redis(self, functions: Functions) -> None:
+    async def _reach_redis(self) -> None:
         deadline = asyncio.get_running_loop().time() + REDIS_WAIT_SECONDS
         while True:
             try:
-                await check_redis(self._redis, strict=self._settings.durability == "strict")
-                return await functions.load()
+                return await self._keeper.prepare()
             except Unavailable as error:
                 if asyncio.get_running_loop().time() > deadline:
-                    raise Unavailable(f"{error} (redis_url {self._settings.redis_url})") from error
+                    raise Unavailable(f"{error} (redis_url: {parse_redis_url(self._settings.redis_url)})") from error
             await asyncio.sleep(RETRY_SECONDS)
 
 

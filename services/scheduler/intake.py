@@ -12,6 +12,7 @@ from services.common.errors import InvalidInput, KeyConflict, TooLarge
 from services.common.ids import is_session_id, parse_model_id, parse_request_id
 from services.scheduler.pools import Pools, same_base_model
 from services.scheduler.ports import Admission, ArtifactReader
+from services.scheduler.pressure import Pressure
 from services.scheduler.sampling.sessions import SamplingSessions
 from services.scheduler.session_directory import COPY, SessionDirectory
 from services.scheduler.sessions import Sessions
@@ -32,7 +33,9 @@ class Intake:
         sessions: Sessions,
         sampling_sessions: SamplingSessions,
         reader: RequestReader,
+        pressure: Pressure,
     ) -> None:
+        self._pressure = pressure
         self._training = training
         self._samples = samples
         self._pools = pools
@@ -45,6 +48,7 @@ class Intake:
     async def submit(self, request: pb.SubmitRequest, payload: bytes) -> pb.SubmitReply:
         """Raises InvalidInput, KeyConflict, UnknownId, Forbidden, ModelClosed, Busy, Unavailable."""
         _check_envelope(request, payload)
+        await self._pressure.admit(request)
         with logs.bind(tenant_id=request.tenant_id):
             match request.WhichOneof("key"):
                 case "sample":

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Literal
 
 import msgspec
 
 from services.common.settings import ServiceSettings
+from services.scheduler.store.durability import Durability
 from services.scheduler.tenancy.records import Quotas
 
 
 class Settings(ServiceSettings, frozen=True):
-    """Times in seconds. `durability` relaxed starts on a Redis that may lose accepted work."""
+    """Times in seconds. docs/recovery.md says what each `durability` can lose."""
 
     store_root: str
     pepper_file: str
     key_file: str = ""  # needed for access tokens of other accounts only
     listen: str = "127.0.0.1:7001"
-    redis_url: str = "redis://127.0.0.1:7000/0"
+    redis_url: str = "redis://127.0.0.1:7000/0"  # server, sentinels or cluster, see store/redis_url.py
+    redis_password_file: str = ""  # instead of a password in the URL
+    redis_replicas: int = 0  # so many replicas must have a write before it is answered
+    redis_high_water: float = 0.85  # share of maxmemory above which new payloads are refused
     replica: str = msgspec.field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
-    durability: Literal["strict", "relaxed"] = "strict"
+    durability: Durability = "strict"
     lease_seconds: float = 300.0
     outage_seconds: float = 6.0  # a longer silence of all gateways gives leases their time back
     grace_seconds: float = 60.0

@@ -26,11 +26,12 @@ READY_SECONDS = 15.0
 
 
 class ValkeyProcess:
-    """`kill` and `start` again keep the data: that is what the AOF is for."""
+    """`kill` and `start` again keep the data: that is what the AOF is for. `settings` replace the usual ones."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **settings: object) -> None:
         self.directory = directory
         self.port = free_port()
+        self.settings = settings
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -39,8 +40,9 @@ class ValkeyProcess:
 
     def start(self) -> None:
         options = {"port": self.port, "bind": "127.0.0.1", "dir": self.directory, "appendonly": "yes"}
-        options |= {"appendfsync": "always", "save": '""', "daemonize": "no"}
-        arguments = [part for name, value in options.items() for part in (f"--{name}", str(value).strip('"'))]
+        options |= {"appendfsync": "always", "save": "", "daemonize": "no", "repl-diskless-sync-delay": 0}
+        options |= self.settings
+        arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         with (self.directory / "valkey.log").open("ab") as log:
             self._process = subprocess.Popen([str(get_binary_path()), *arguments], stdout=log, stderr=log)
         self._wait_ready()
@@ -59,12 +61,23 @@ class ValkeyProcess:
         try:
             with socket.create_connection(("127.0.0.1", self.port), 0.5) as connection:
                 connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith(b"+PONG")
+                return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """SIGSTOP: it keeps its connections and answers nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)

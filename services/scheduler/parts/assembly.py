@@ -19,12 +19,14 @@ from services.scheduler.parts.operators import make_admin, make_tenants
 from services.scheduler.parts.sampling import SamplingParts
 from services.scheduler.parts.training import make_training
 from services.scheduler.pools import Pools
+from services.scheduler.pressure import Pressure
 from services.scheduler.queue_states import QueueStates
 from services.scheduler.registry import Registry
 from services.scheduler.results import Results
 from services.scheduler.sampling.fleet import Fleet
 from services.scheduler.server import Scheduler
 from services.scheduler.sessions import Sessions
+from services.scheduler.store.memory import MemoryGate
 from services.scheduler.sweeper import Sweeper
 from services.scheduler.tenancy.book import TenantBook
 from services.scheduler.tenancy.places import SessionPlaces
@@ -49,6 +51,7 @@ class Parts:
     directory: Directory
     front: Front
     fleet: Fleet
+    memory: MemoryGate
 
 
 class Assembly:
@@ -75,6 +78,7 @@ class Assembly:
             directory=ground.directory,
             front=self.front,
             fleet=self._sampling.fleet,
+            memory=ground.memory,
         )
 
     @cached_property
@@ -135,6 +139,7 @@ class Assembly:
             sessions=self.sessions,
             sampling_sessions=self._sampling.sessions,
             reader=ground.reader,
+            pressure=Pressure(ground.memory, ground.session_directory),
         )
 
     @cached_property

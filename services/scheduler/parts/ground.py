@@ -14,6 +14,7 @@ from services.scheduler.settings import Settings
 from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.connection import Redis
 from services.scheduler.store.functions import Functions
+from services.scheduler.store.memory import MemoryGate
 from services.scheduler.store.notices import Notices
 from services.scheduler.store.payloads import BlobStore, FileBlobs
 from services.scheduler.store.registry import RegistryStore
@@ -83,6 +84,10 @@ class Ground:
     @cached_property
     def blobs(self) -> BlobStore:
         return FileBlobs(self.store_root / "payloads")
+
+    @cached_property
+    def memory(self) -> MemoryGate:
+        return MemoryGate(self.redis, self.settings.redis_high_water)
 
     # -- who is who, and what is where ---------------------------------------------------
 

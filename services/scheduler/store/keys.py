@@ -31,6 +31,10 @@ CATALOG_DUE = f"{PREFIX}:{{dir}}:catalog_due"  # zset tenant id -> when somethin
 CLOCK = f"{PREFIX}:{{dir}}:clock"  # hash: alive_ms (a gateway was connected), sweeper, sweeper_until_ms
 KEYS = f"{PREFIX}:{{dir}}:keys"  # hash: keyed digest of an API key -> JSON of common.keyring.KeyEntry
 TENANTS = f"{PREFIX}:{{dir}}:tenants"  # hash: tenant id -> JSON of tenancy.records.TenantRecord
+LAYOUT = f"{PREFIX}:{{dir}}:layout"  # number of the layout of all this (store/functions.py)
+REPLICAS = f"{PREFIX}:{{dir}}:replicas"  # hash replica -> JSON: layout, library, seen_ms
+LIBRARIES = f"{PREFIX}:{{dir}}:libraries"  # zset function library -> last used, unix ms
+PROBE = f"{PREFIX}:{{dir}}:probe"  # written to see what WAITAOF does
 TENANCY_VERSION = f"{PREFIX}:{{dir}}:tenancy_version"  # number of changes to the two above
 
 

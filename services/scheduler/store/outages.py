@@ -13,7 +13,10 @@ from services.scheduler.store.connection import OUTAGES
 # The client library has classes for some of these and cuts their first word off; MISCONF is what a
 # server answers that cannot write its file, such as on a full disk.
 _CLASSES = (OutOfMemoryError, ReadOnlyError, ClusterDownError)
-_WORDS = ("LOADING ", "READONLY ", "MASTERDOWN ", "CLUSTERDOWN ", "OOM ", "MISCONF ", "NOREPLICAS ", "BUSY ")
+_WORDS = (
+    *("LOADING ", "READONLY ", "MASTERDOWN ", "CLUSTERDOWN ", "OOM ", "MISCONF ", "NOREPLICAS ", "BUSY "),
+    *("TRYAGAIN ", "UNBLOCKED "),  # while a cluster moves a slot, while a primary becomes a replica
+)
 
 
 def refuses_writes(error: ResponseError) -> bool:

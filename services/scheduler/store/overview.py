@@ -9,6 +9,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from services.scheduler.store import keys
+from services.scheduler.store.connection import scan_keys, server_now_ms
 from services.scheduler.store.outages import reaching_redis
 
 SCAN_COUNT = 500
@@ -46,8 +47,7 @@ class Overview:
 
     async def now_ms(self) -> int:
         with reaching_redis():
-            seconds, micros = await self._redis.time()
-        return int(seconds) * 1000 + int(micros) // 1000
+            return await server_now_ms(self._redis)
 
     async def lease(self, pool: str) -> Row:
         return await self._hash(keys.lease(pool))
@@ -100,7 +100,7 @@ class Overview:
         cursor = 0
         for _ in range(SCANNED_KEYS // SCAN_COUNT):
             with reaching_redis():
-                cursor, names = await self._redis.scan(cursor, match=keys.req(pool, "*"), count=SCAN_COUNT)
+                cursor, names = await scan_keys(self._redis, cursor, keys.req(pool, "*"), SCAN_COUNT)
             oldest = heapq.nsmallest(limit, {*oldest, *await self._arrivals(_texts(names), state)})
             if cursor == 0:
                 break

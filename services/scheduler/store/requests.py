@@ -13,6 +13,7 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common.errors import ContractViolation
 from services.common.ids import RequestId
 from services.scheduler.store import keys
+from services.scheduler.store.connection import server_now_ms
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
 from services.scheduler.store.payloads import BLOB_PREFIX, BlobStore
@@ -60,14 +61,12 @@ class RequestReader:
         return [(r, _reading(r, row, int(now_ms))) for r, row in zip(requests, rows, strict=True)]
 
     async def heads(self, requests: Sequence[RequestId]) -> list[Head | None]:
-        """One pipeline; None where the id never existed, is of an earlier generation, or has expired."""
+        """None where the id never existed, is of an earlier generation, or has expired."""
         with reaching_redis():
             pipe = self._redis.pipeline(transaction=False)
-            pipe.time()
             for request in requests:
                 pipe.hmget(keys.req(request.pool, request.key), _HEAD)
-            (seconds, micros), *rows = await pipe.execute()
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
+            now_ms, rows = await asyncio.gather(server_now_ms(self._redis), pipe.execute())
         return [_head(request, row, now_ms) for request, row in zip(requests, rows, strict=True)]
 
     async def results(self, requests: Sequence[RequestId]) -> list[ResultParts]:

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from services.common.errors import Unavailable
 from services.common.keyring import KeyEntry
 from services.scheduler.store import keys
+from services.scheduler.store.connection import server_now_ms
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
 from services.scheduler.tenancy.records import TenantRecord
@@ -97,10 +98,10 @@ class TenancyStore:
             pipe = self._redis.pipeline(transaction=False)
             pipe.hgetall(keys.usage(pool, tenant_id))
             pipe.hget(keys.sample_counts(pool), tenant_id)
-            pipe.time()
-            fields, samples, (seconds, micros) = await pipe.execute()
+            fields, samples = await pipe.execute()
+            now_ms = await server_now_ms(self._redis)
         found = {name.decode(): float(value) for name, value in fields.items()}
-        return {**found, "samples": float(samples or 0), "now_ms": int(seconds) * 1000 + int(micros) // 1000}
+        return {**found, "samples": float(samples or 0), "now_ms": now_ms}
 
 
 def _records(rows: Mapping[bytes, bytes], unreadable: R) -> dict[str, R]:

@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 from services.common.errors import ContractViolation, Gone, Unavailable
 from services.scheduler.store.connection import connect
-from services.scheduler.store.functions import Functions
+from services.scheduler.store.functions import READERS, Functions
 from services.scheduler.store.outages import reaching_redis
 from tests.doubles.valkey import ValkeyProcess, free_port
 
@@ -77,11 +77,28 @@ async def full_server(redis_client: Redis, functions: Functions) -> AsyncIterato
 
 async def test_a_server_that_takes_no_writes_is_unavailable_not_a_bug(full_server: Redis, functions: Functions) -> None:
     with pytest.raises(Unavailable, match="takes no writes"):
-        await functions.call("ping", ["tm:{p:a}"])
+        await functions.call("session_create", ["tm:{s:a}"], "tenant")
     with pytest.raises(Unavailable, match="takes no writes"):
-        await functions.call_storing({"tm:{p:a}:v": b"x"}, 5, "ping", ["tm:{p:a}"])
+        await functions.call_storing({"tm:{s:a}:v": b"x"}, 5, "session_create", ["tm:{s:a}"], "tenant")
     with pytest.raises(Unavailable, match="takes no writes"):
         await functions.load()
+
+
+async def test_on_a_full_server_what_settles_and_what_reads_goes_on(full_server: Redis, functions: Functions) -> None:
+    term = await functions.call("lease_acquire", ["tm:{p:a}"], "replica", 1_000, "life")
+    assert term == [b"1"]
+    assert await functions.call("unit_settle", ["tm:{p:a}"], "1", 1_000, "no-such-unit") == b"settled"
+    assert (await functions.call("train_view", ["tm:{p:a}"], 10, 10))[0] == []
+
+
+async def test_every_reader_is_known_as_one_to_the_server(redis_client: Redis, functions: Functions) -> None:
+    """What calls are not confirmed on disk must be what the server lets write nothing."""
+    answers = await redis_client.execute_command("FUNCTION LIST", "LIBRARYNAME", functions.library.name)
+    (fields,) = answers
+    listed = dict(zip(fields[::2], fields[1::2], strict=True)) if isinstance(fields, list) else fields
+    flags = {dict(zip(f[::2], f[1::2], strict=True))[b"name"]: f for f in listed[b"functions"]}
+    reading = {name.decode().rpartition("_")[0] for name, f in flags.items() if b"no-writes" in f[-1]}
+    assert reading == READERS
 
 
 async def test_plain_writes_to_a_full_server_are_unavailable_too(full_server: Redis) -> None:

@@ -1,8 +1,21 @@
 -- Helpers every file of the library sees. A function makes all its checks before its first
 -- write: what a failing function has written stays written.
 
+-- What lets work in. On a full server these are refused; all others go on, because they end in memory
+-- being freed: a unit settles, a model closes, a result expires.
+local ADMISSIONS = {
+  train_submit = true, train_create = true, sampling_admit = true, sampling_open = true, session_create = true,
+  session_claim = true, tenant_session = true, tenancy_swap = true, sampling_join = true,
+}
+
+local function flags_of(name)
+  if READERS[name] then return { 'no-writes' } end
+  if ADMISSIONS[name] then return {} end
+  return { 'allow-oom' }
+end
+
 local function register(name, callback)
-  redis.register_function(name .. '_' .. DIGEST, callback)
+  redis.register_function({ function_name = name .. '_' .. DIGEST, callback = callback, flags = flags_of(name) })
 end
 
 -- A refusal the caller raises as the error class of `code`.
@@ -219,3 +232,9 @@ local function known_key(context, key, tenant, fingerprint)
 end
 
 register('ping', function() return 'pong' end)
+
+-- KEYS: any. A small write, for WAIT and WAITAOF to wait for (functions.py).
+register('confirm', function(keys)
+  redis.call('SET', keys[1] .. ':confirm', '', 'EX', 60)
+  return 1
+end)

@@ -16,10 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.asyncio import Redis
 from tinkermesh.v1 import scheduler_pb2 as pb
 
-from services.common.errors import Gone, InvalidInput, Unavailable, from_rpc_error
+from services.common.errors import Gone, Unavailable, from_rpc_error
 from services.common.keyring import load_pepper
-from services.scheduler.startup_checks import check_redis
-from services.scheduler.store.connection import connect
 from tests.contract.scheduler.front.mesh import ALICE, Replica, refused, session
 from tests.doubles.eventually import eventually
 from tests.doubles.valkey import ValkeyProcess
@@ -99,35 +97,6 @@ def test_start_up_error_ends_with_its_cause(
         assert words in process.output()
     finally:
         process.end()
-
-
-@pytest.fixture
-def own_valkey(tmp_path: Path) -> Iterator[ValkeyProcess]:
-    """For a test that changes its settings: switching the AOF off and on would lose others' data."""
-    server = ValkeyProcess(tmp_path)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "good"),
-    [
-        ("maxmemory-policy", "allkeys-lru", "noeviction"),
-        ("appendonly", "no", "yes"),
-        ("appendfsync", "everysec", "always"),
-    ],
-)
-async def test_redis_that_may_lose_work_is_refused_with_the_remedy(
-    own_valkey: ValkeyProcess, name: str, value: str, good: str
-) -> None:
-    async with connect(own_valkey.url) as client:
-        await check_redis(client, strict=True)
-        await client.config_set(name, value)
-        with pytest.raises(InvalidInput, match=f"{name} {value}.*set.*{name} {good}"):
-            await check_redis(client, strict=True)
-        if name != "maxmemory-policy":
-            await check_redis(client, strict=False)
 
 
 async def test_outage_of_redis_is_unavailable_never_gone_LEASE_04(
