@@ -111,9 +111,9 @@ def _files(points: Points) -> None:
 
 def redis_functions() -> list[str]:
     """Names of all functions of the library."""
-    from services.scheduler.store.functions import library_source
+    from services.scheduler.store.functions import library
 
-    return re.findall(r"register\('(\w+)'", library_source()[1])
+    return re.findall(r"register\('(\w+)'", library().source)
 
 
 def catalog() -> dict[str, list[str]]:

@@ -199,7 +199,7 @@ class MeshProcesses(RunningMesh):
     """Real control plane, doubled engines.
 
     `separate_gateways`: every gateway on a port of its own (`gateway_urls`) instead of one shared
-    socket. `variables` are added to the environment of all processes.
+    socket. `variables` are added to the environment of all processes, `options` are further fields of LocalSettings.
     """
 
     def __init__(
@@ -211,8 +211,10 @@ class MeshProcesses(RunningMesh):
         variables: dict[str, str] | None = None,
         trainer_options: Sequence[str] = (),
         separate_gateways: bool = False,
+        **options: Any,
     ) -> None:
-        settings = free_ports_settings(directory, Path("unused"), BASE_MODEL, gateways=gateways, schedulers=schedulers)
+        chosen = {"gateways": gateways, "schedulers": schedulers, **options}
+        settings = free_ports_settings(directory, Path("unused"), BASE_MODEL, **chosen)
         self._separate = [f"{settings.host}:{free_port()}" for _ in range(1, gateways) if separate_gateways]
         super().__init__(lambda: DoubledMesh(settings, variables or {}, trainer_options, self._separate))
 

@@ -1,0 +1,123 @@
+"""kill -9 of Redis again and again under load: what was answered is there, unless the mode says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from services.local.settings import Durability
+from tests.doubles.mesh import MeshProcesses
+from tests.doubles.power_loss import PowerLoss, compiler
+from tests.doubles.wire_client import WireClient
+from tests.mesh.acknowledged import Answered, Load, check_effects, forgotten
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+whole = pytest.mark.skipif(
+    not os.environ.get("TINKERMESH_TEST_WHOLE_REDIS"), reason="runs with TINKERMESH_TEST_WHOLE_REDIS=1 (make redis)"
+)
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="a C compiler makes the library that records syncs")
+
+MODELS = 3
+EVERYSEC_SECONDS = 2.0  # docs/recovery.md, with what a poll of the clock may add
+CLOCK_SECONDS = 0.2
+
+
+class Storm(NamedTuple):
+    answered: list[Answered]
+    lost: list[Answered]
+    kills: list[float]  # unix seconds
+    refused: int
+
+
+@contextmanager
+def running(directory: Path, durability: Durability) -> Iterator[MeshProcesses]:
+    with MeshProcesses(directory / "mesh", schedulers=2, durability=durability) as mesh:
+        yield mesh
+
+
+async def storm(mesh: MeshProcesses, kills: int, seed: int) -> Storm:
+    """Kills Redis at random moments under load, then asks for everything that was answered."""
+    client = WireClient([mesh.base_url], mesh.api_key)
+    load, moments, random_ = Load(client), [], random.Random(seed)
+    models = await load.models(MODELS)
+    tasks = [asyncio.create_task(load.drive(model)) for model in models]
+    for number in range(1, kills + 1):
+        await asyncio.sleep(random_.uniform(0.3, 1.5))
+        await asyncio.to_thread(mesh.kill, "redis")
+        moments.append(time.time())
+        await asyncio.to_thread(mesh.wait_restarted, "redis", number)
+    await asyncio.sleep(0.5)
+    load.stopping.set()
+    await asyncio.gather(*tasks)
+    lost = await forgotten(client, load.answered)
+    await client.close()
+    print(f"seed {seed}: {len(load.answered)} answered, {len(lost)} lost, {load.refused} sent again, {kills} kills")
+    return Storm(load.answered, lost, moments, load.refused)
+
+
+def run_storm(mesh: MeshProcesses, kills: int, seed: int) -> Storm:
+    return asyncio.run(storm(mesh, kills, seed))
+
+
+def before_a_kill(storm: Storm, one: Answered) -> bool:
+    return any(0 <= kill - one.at <= EVERYSEC_SECONDS + CLOCK_SECONDS for kill in storm.kills)
+
+
+def test_strict_loses_nothing_that_was_answered_GAP_16(tmp_path: Path) -> None:
+    with running(tmp_path, "strict") as mesh:
+        seen = run_storm(mesh, kills=4, seed=1)
+        assert seen.lost == []
+        assert len(seen.answered) > 30
+        check_effects(mesh, seen.answered)
+        assert [mesh.restarts(name) for name in mesh.names("scheduler")] == [0, 0]
+
+
+def test_without_a_file_the_loss_is_noticed(tmp_path: Path) -> None:
+    """Negative control of the check above."""
+    with running(tmp_path, "off") as mesh:
+        seen = run_storm(mesh, kills=1, seed=1)
+        assert len(seen.lost) >= MODELS
+
+
+@whole
+@pytest.mark.parametrize("seed", range(3))
+def test_everysec_loses_at_most_the_last_two_seconds_before_a_kill(tmp_path: Path, seed: int) -> None:
+    with running(tmp_path, "everysec") as mesh:
+        seen = run_storm(mesh, kills=6, seed=seed)
+        assert all(before_a_kill(seen, one) for one in seen.lost)
+        check_effects(mesh, [one for one in seen.answered if one not in seen.lost] if not seen.lost else [])
+
+
+@whole
+@needs_compiler
+@pytest.mark.parametrize("seed", range(3))
+def test_strict_loses_nothing_at_a_power_loss(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    power = PowerLoss(tmp_path)
+    monkeypatch.setenv("TINKERMESH_VALKEY", str(power.binary))
+    with running(tmp_path, "strict") as mesh:
+        seen = run_storm(mesh, kills=6, seed=seed)
+        assert len(power.lost_bytes()) == 6
+        assert seen.lost == []
+        check_effects(mesh, seen.answered)
+
+
+@whole
+@needs_compiler
+def test_everysec_loses_at_a_power_loss_what_it_says_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    power = PowerLoss(tmp_path)
+    monkeypatch.setenv("TINKERMESH_VALKEY", str(power.binary))
+    with running(tmp_path, "everysec") as mesh:
+        seen = run_storm(mesh, kills=1, seed=5)
+        assert sum(power.lost_bytes()) > 0
+        assert seen.lost, "negative control: a power loss that loses nothing shows nothing of strict either"
+        assert all(before_a_kill(seen, one) for one in seen.lost)
