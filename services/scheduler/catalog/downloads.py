@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import AsyncIterator
+from io import FileIO
 from pathlib import Path
 
 from tinkermesh.v1 import catalog_pb2 as pb
@@ -74,21 +75,22 @@ def _files(directory: Path) -> dict[str, int]:
 
 
 async def _read(file: Path, offset: int, length: int) -> AsyncIterator[bytes]:
-    descriptor = await in_store(_open, file)
+    # An object, not a descriptor: a reader that goes away while the thread opens it drops, and so closes, it.
+    stream = await in_store(_open, file)
     try:
         while length > 0:
-            data = await in_store(os.pread, descriptor, min(length, FRAME_BYTES), offset)
+            data = await in_store(os.pread, stream.fileno(), min(length, FRAME_BYTES), offset)
             if not data:
                 raise MissingResource(f"{file.name} ended early; its checkpoint is being deleted")
             yield data
             offset, length = offset + len(data), length - len(data)
     finally:
-        os.close(descriptor)
+        stream.close()
 
 
-def _open(file: Path) -> int:
+def _open(file: Path) -> FileIO:
     try:
-        return os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+        return open(file, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW))
     except OSError as error:
         raise MissingResource(f"{file.name} cannot be read; its checkpoint is being deleted") from error
 
