@@ -14,7 +14,8 @@ from tinkermesh.v1.tenants_pb2_grpc import TenantsStub
 
 from services.common.clock import now_ms
 from services.common.errors import InvalidInput, Unavailable, UnknownId, from_rpc_error
-from services.common.keyring import Keyring, digest, key_id, load_pepper, new_secret
+from services.common.key_reports import key_report
+from services.common.keyring import Keyring, digest, load_pepper, new_secret
 
 CALL_SECONDS = 10.0
 
@@ -103,17 +104,7 @@ class FileKeys:
         return found
 
     def _report(self, found: str) -> pb.KeyReport:
-        entry = self._ring.entries()[found]
-        return pb.KeyReport(
-            key_id=key_id(found),
-            tenant_id=entry.tenant_id,
-            label=entry.label,
-            state=entry.state(now_ms()),
-            created_unix_ms=entry.created_ms,
-            expires_unix_ms=entry.expires_ms,
-            revoked_unix_ms=entry.revoked_ms,
-            source="file",
-        )
+        return key_report(found, self._ring.entries()[found], "file")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from services.gateway.endpoint import Call, endpoint
 from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
 from services.gateway.submit import Prepared, prepare, rejected, submit_create, submit_unload
-from services.gateway.validation.base_models import match_pool
+from services.gateway.validation.base_models import keeper_of_failed, match_pool
 from services.gateway.validation.models import create_model as checked_create_model
 from services.gateway.wire import bodies
 from services.gateway.wire.json_body import decode
@@ -50,8 +50,7 @@ def _prepare_create(body: bytes, pools: list[pb.PoolSummary]) -> Prepared:
         facts = match_pool(content.base_model, pools)
         return prepare(types.Command(create_model=checked_create_model(content, facts)))
     except InvalidInput as error:
-        # Any pool may keep the failed request; the first by name, so that a retry finds it.
-        keeper = min(pools, key=lambda pool: pool.facts.pool).facts
+        keeper = keeper_of_failed(pools)
         return rejected(types.Command(create_model=types.CreateModelBody(base_model=keeper.base_model)), error)
 
 

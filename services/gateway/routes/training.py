@@ -17,7 +17,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
 from services.gateway.submit import Prepared, prepare, rejected, submit_create, submit_training
 from services.gateway.validation import artifacts
-from services.gateway.validation.base_models import match_pool
+from services.gateway.validation.base_models import keeper_of_failed, match_pool
 from services.gateway.validation.optimizer import adam_params, check_optimizer
 from services.gateway.wire import bodies
 from services.gateway.wire.json_body import canonical_json, decode
@@ -141,7 +141,7 @@ def _prepare_create(auth: Authenticator, body: bytes, pools: list[pb.PoolSummary
             created.base_model = match_pool(content.base_model, pools).base_model
         created.user_metadata_json = canonical_json(content.user_metadata)
     except InvalidInput as error:
-        keeper = min(pools, key=lambda pool: pool.facts.pool).facts
+        keeper = keeper_of_failed(pools)
         failed = types.CreateFromCheckpointBody(base_model=keeper.base_model)
         return rejected(types.Command(create_from_checkpoint=failed), error)
     created.optimizer = content.optimizer

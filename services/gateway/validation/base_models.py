@@ -28,3 +28,8 @@ def _spellings(base_model: str) -> Iterable[str]:
         if name:
             yield name
             yield posixpath.normpath(name)
+
+
+def keeper_of_failed(pools: Sequence[pb.PoolSummary]) -> types.PoolFacts:
+    """Any pool may keep a create that fails in its turn; the first by name, so that a retry finds it."""
+    return min(pools, key=lambda pool: pool.facts.pool).facts

@@ -7,6 +7,7 @@ from tinkermesh.v1 import tenants_pb2_grpc
 
 from services.common.clock import now_ms
 from services.common.grpc_boundary import Context
+from services.common.key_reports import key_report
 from services.scheduler.tenancy.book import KnownKey, TenantBook
 from services.scheduler.tenancy.desk import TenantDesk
 from services.scheduler.tenancy.keys import KeyDesk
@@ -64,14 +65,4 @@ class Tenants(tenants_pb2_grpc.TenantsServicer):
 
 
 def _report(known: KnownKey) -> pb.KeyReport:
-    entry = known.entry
-    return pb.KeyReport(
-        key_id=known.key_id,
-        tenant_id=entry.tenant_id,
-        label=entry.label,
-        state=entry.state(now_ms()),
-        created_unix_ms=entry.created_ms,
-        expires_unix_ms=entry.expires_ms,
-        revoked_unix_ms=entry.revoked_ms,
-        source=known.source,
-    )
+    return key_report(known.digest, known.entry, known.source)
