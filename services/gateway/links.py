@@ -22,6 +22,7 @@ class Target(NamedTuple):
     path: TinkerPath
     version: str
     file: str = ""
+    account: str = ""  # whose link it is, see `Links.account`
 
 
 class Links:
@@ -30,12 +31,17 @@ class Links:
     def __init__(self, pepper: bytes) -> None:
         self._key = hmac.new(pepper, _PURPOSE, hashlib.sha256).digest()
 
+    def account(self, tenant: str) -> str:
+        """What stands for a tenant in a link: it says nothing to whoever holds the link."""
+        return hmac.new(self._key, tenant.encode(), hashlib.sha256).hexdigest()[:16]
+
     def relative(self, target: Target, expires: int) -> str:
         """Path and query below the API's prefix."""
         run, kind, name = target.path
         parts = (*(("files", target.file) if target.file else ("archive",)),)
         where = "/".join(quote(part, safe=":") for part in ("downloads", run, kind, name, target.version, *parts))
-        return f"/{where}?{urlencode({'expires': expires, 'signature': self._signature(target, expires)})}"
+        signed = {"expires": expires, "for": target.account, "signature": self._signature(target, expires)}
+        return f"/{where}?{urlencode(signed)}"
 
     def check(self, target: Target, expires: str, signature: str) -> None:
         """Raises Forbidden."""
@@ -47,7 +53,7 @@ class Links:
 
     def _signature(self, target: Target, expires: int) -> str:
         mac = hmac.new(self._key, digestmod=hashlib.sha256)
-        for part in (*target.path, target.version, target.file, str(expires)):
+        for part in (*target.path, target.version, target.file, target.account, str(expires)):
             data = part.encode()
             mac.update(len(data).to_bytes(4, "little") + data)
         return mac.hexdigest()

@@ -53,6 +53,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     offload_bytes: int = 256 * 1024
     decoder_threads: int = 2
     max_polls_per_tenant: int = 8192
+    # Files and archives on their way at once, by links of one tenant and of all.
+    max_downloads_per_tenant: int = 16
+    max_downloads: int = 128
     # In one answer of retrieve_futures: each is then fetched by a request of its own, all at once.
     completions_per_answer: int = 16
 

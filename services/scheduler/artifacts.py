@@ -47,6 +47,7 @@ class Artifact:
     size_bytes: int
     expires_ms: int  # 0 = never; as its owner set it last, where `find` or `pinned` answered it
     copied_from: str = ""
+    copied_into: str = ""  # the project that was asked for
 
     @property
     def version(self) -> str:
@@ -83,13 +84,14 @@ class Artifacts:
     async def pinned(self, path: TinkerPath, version: str) -> Artifact:
         """A version its reader was told of before, superseded or not. Raises InvalidInput, MissingResource.
 
-        The end of the checkpoint is the end of its superseded versions too, whose files go later.
+        The end of the checkpoint is the end of its superseded versions too, whose files go later; a new one of
+        the same name does not bring them back.
         """
         artifact = await in_store(self._read_pinned, path, version)
         entry = await self._catalog.checkpoint(artifact.meta.tenant_id, path)
         if entry is None:
             await self.stored(path)  # of what the catalog does not know, the name itself must be there
-        elif entry.version != artifact.version and not entry.alive():
+        elif entry.version != artifact.version and not entry.has_overwritten(artifact.meta.created_unix_ms):
             raise MissingResource(f"{path}: this version was deleted")
         return _living(artifact, entry if entry is not None and entry.version == artifact.version else None)
 
@@ -135,8 +137,8 @@ class Artifacts:
         meta = _meta(raw, path)
         if not is_sealed(self.pepper, meta.ownership_mac, meta.tenant_id, path.model_id, path.kind, path.name):
             raise InvalidInput(f"{path}: its metadata does not carry this mesh's seal; it was changed or moved by hand")
-        copied_from = str(raw.get("copied_from", ""))
-        return Artifact(path, directory, meta, _size(raw), meta.expires_unix_ms, copied_from)
+        origin, project = (str(raw.get(name, "")) for name in ("copied_from", "copied_into"))
+        return Artifact(path, directory, meta, _size(raw), meta.expires_unix_ms, origin, project)
 
     def _read_pinned(self, path: TinkerPath, version: str) -> Artifact:
         if not store.is_version_of(version, path.name):

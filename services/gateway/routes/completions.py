@@ -12,12 +12,12 @@ from services.common.ids import CompletionsWait, parse_sampling_session_id
 from services.gateway.endpoint import Call, endpoint
 from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
-from services.gateway.routes.futures import Polls
+from services.gateway.places import Places
 from services.gateway.wire import bodies
 
 
 def routes(gateway: Gateway) -> list[Route]:
-    polls = Polls(gateway.settings.max_polls_per_tenant)
+    polls = Places("polls", gateway.settings.max_polls_per_tenant)
 
     async def retrieve_futures(call: Call) -> Response:
         with polls.held_by(call.tenant):

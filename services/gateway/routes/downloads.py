@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from tinkermesh.v1 import catalog_pb2 as pb
 
 from services.common.errors import InvalidInput, MissingResource
-from services.common.tinker_path import parse_checkpoint_id
+from services.common.tinker_path import TinkerPath, parse_checkpoint_id
 from services.gateway.endpoint import PREFIX, Call, endpoint
 from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
 from services.gateway.links import Target, end_of_links
+from services.gateway.places import Places
 from services.gateway.routes.checkpoints import CHECKPOINT, checkpoint_path
 from services.gateway.upstream.catalog import Download
 from services.gateway.wire.render_catalog import time_text
@@ -24,6 +28,15 @@ _VERSION = "/downloads/{run_id}/{kind}/{name}/{version}"
 
 
 def routes(gateway: Gateway) -> list[Route]:
+    settings = gateway.settings
+    places = Places("downloads", settings.max_downloads_per_tenant, settings.max_downloads)
+
+    async def download_file(call: Call) -> Response:
+        return await _placed(places, call, call.path("file"), _file)
+
+    async def download_archive(call: Call) -> Response:
+        return await _placed(places, call, "", _archive)
+
     return [
         endpoint(gateway, f"{CHECKPOINT}/external_weights_urls", external_weights_urls, ("GET",)),
         endpoint(gateway, f"{CHECKPOINT}/archive", archive_url, ("GET",)),
@@ -32,12 +45,31 @@ def routes(gateway: Gateway) -> list[Route]:
     ]
 
 
+class _Stream(StreamingResponse):
+    """`ends` is closed when the answer is over, however it ended."""
+
+    def __init__(self, download: Download, status: int, headers: dict[str, Any], media_type: str) -> None:
+        super().__init__(download.data(), status, headers, media_type)
+        self.ends = ExitStack()
+        self._download = download
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._download.call.cancel()
+            self.ends.close()
+
+
+Answer = Callable[[Call, Target], Awaitable[Response]]
+
+
 async def external_weights_urls(call: Call) -> Response:
     """Any kind of checkpoint: all of them hold a PEFT directory."""
     path = checkpoint_path(call)
     found = await call.gateway.catalog.describe_download(call.tenant, str(path))
     expires = end_of_links(found.expires_unix_ms)
-    urls = {file.name: _url(call, Target(path, found.version, file.name), expires) for file in found.files}
+    urls = {file.name: _url(call, path, found.version, file.name, expires) for file in found.files}
     return json_response({"urls": urls, "expires": time_text(expires * 1000)})
 
 
@@ -46,19 +78,28 @@ async def archive_url(call: Call) -> Response:
     path = checkpoint_path(call)
     found = await call.gateway.catalog.describe_download(call.tenant, str(path))
     expires = end_of_links(found.expires_unix_ms)
-    return json_response(
-        {"url": _url(call, Target(path, found.version), expires), "expires": time_text(expires * 1000)}
-    )
+    url = _url(call, path, found.version, "", expires)
+    return json_response({"url": url, "expires": time_text(expires * 1000)})
 
 
-def _url(call: Call, target: Target, expires: int) -> str:
-    request = call.request
+def _url(call: Call, path: TinkerPath, version: str, file: str, expires: int) -> str:
+    request, target = call.request, Target(path, version, file, call.gateway.links.account(call.tenant))
     base = call.gateway.settings.public_url.rstrip("/") or f"{request.url.scheme}://{request.url.netloc}"
     return base + PREFIX + call.gateway.links.relative(target, expires)
 
 
-async def download_file(call: Call) -> Response:
-    target = _checked(call, call.path("file"))
+async def _placed(places: Places, call: Call, file: str, answer: Answer) -> Response:
+    """The place is held until the last byte is sent or the client has gone. Raises Busy."""
+    target = _checked(call, file)
+    with ExitStack() as held:
+        held.enter_context(places.held_by(target.account))
+        response = await answer(call, target)
+        if isinstance(response, _Stream):
+            response.ends = held.pop_all()
+        return response
+
+
+async def _file(call: Call, target: Target) -> Response:
     offset, end = _range(call.header("range"))
     request = pb.ReadFileRequest(path=str(target.path), version=target.version, file=target.file)
     request.offset, request.length = offset or 0, 0 if end is None else end - (offset or 0)
@@ -84,8 +125,7 @@ def _check_first(offset: int | None, download: Download) -> None:
         raise InvalidInput(f"range: byte {offset} is behind the file's {download.total_bytes} bytes")
 
 
-async def download_archive(call: Call) -> Response:
-    target = _checked(call, "")
+async def _archive(call: Call, target: Target) -> Response:
     request = pb.ReadArchiveRequest(path=str(target.path), version=target.version)
     download = await call.gateway.catalog.read_archive(request)
     return _stream(call, download, download.total_bytes, "application/x-tar", f"{target.path.name}.tar")
@@ -97,8 +137,8 @@ def _checked(call: Call, file: str) -> Target:
         path = parse_checkpoint_id(call.path("run_id"), f"{call.path('kind')}/{call.path('name')}")
     except InvalidInput as error:
         raise MissingResource(error.message) from error
-    target = Target(path, call.path("version"), file)
     query = call.request.query_params
+    target = Target(path, call.path("version"), file, query.get("for", ""))
     call.gateway.links.check(target, query.get("expires", ""), query.get("signature", ""))
     return target
 
@@ -130,4 +170,4 @@ def _stream(
     if call.request.method == "HEAD":
         download.call.cancel()
         return Response(None, status, headers, media_type)
-    return StreamingResponse(download.data(), status, headers, media_type)
+    return _Stream(download, status, headers, media_type)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from starlette.responses import Response
 from starlette.routing import Route
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common import logs
-from services.common.errors import Busy, ContractViolation, Forbidden, Gone, Pending, Unavailable, UnknownId
+from services.common.errors import ContractViolation, Forbidden, Gone, Pending, Unavailable, UnknownId
 from services.common.ids import parse_request_id
 from services.gateway.endpoint import Call, endpoint
 from services.gateway.gateway import Gateway
 from services.gateway.http import accepts_protobuf, json_bytes_response, json_response, protobuf_response
+from services.gateway.places import Places
 from services.gateway.wire import bodies
 from services.gateway.wire.render import render
 
@@ -24,29 +21,8 @@ from services.gateway.wire.render import render
 _FETCH_SECONDS = 8.0
 
 
-class Polls:
-    """How many polls each tenant holds open."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._open: Counter[str] = Counter()
-
-    @contextmanager
-    def held_by(self, tenant: str) -> Iterator[None]:
-        """Raises Busy above the limit."""
-        if self._open[tenant] >= self._limit:
-            raise Busy(f"{self._limit} polls are open already; wait for some of them")
-        self._open[tenant] += 1
-        try:
-            yield
-        finally:
-            self._open[tenant] -= 1
-            if not self._open[tenant]:
-                del self._open[tenant]
-
-
 def routes(gateway: Gateway) -> list[Route]:
-    polls = Polls(gateway.settings.max_polls_per_tenant)
+    polls = Places("polls", gateway.settings.max_polls_per_tenant)
 
     async def retrieve_future(call: Call) -> Response:
         with polls.held_by(call.tenant):

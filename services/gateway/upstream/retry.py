@@ -44,17 +44,24 @@ class Retry:
         self.hedges = 0
 
     async def call(
-        self, attempt: Callable[[float], Awaitable[T]], total_seconds: float | None = None, *, hedged: bool = False
+        self,
+        attempt: Callable[[float], Awaitable[T]],
+        total_seconds: float | None = None,
+        *,
+        hedged: bool = False,
+        busy_seconds: float = 0.0,
     ) -> T:
         """``await attempt(timeout)``. Raises the typed error of the last attempt.
 
-        `hedged`: it may run twice at the same time.
+        `hedged`: it may run twice at the same time. `busy_seconds`: how long it may take by its size; so long
+        its silence means nothing.
         """
+        silence = self._hedge_seconds + busy_seconds
         ends = time.monotonic() + (self._total_seconds if total_seconds is None else total_seconds)
         pause = _FIRST_PAUSE
         while True:
             try:
-                return await (self._hedged(attempt, ends) if hedged else self._once(attempt, ends))
+                return await (self._hedged(attempt, ends, silence) if hedged else self._once(attempt, ends))
             except _AWAY as error:
                 if time.monotonic() + pause >= ends:
                     raise Unavailable(f"{error.message}; retry in a moment") from error
@@ -68,14 +75,14 @@ class Retry:
         except grpc.aio.AioRpcError as error:
             raise _typed(error) from error
 
-    async def _hedged(self, attempt: Callable[[float], Awaitable[T]], ends: float) -> T:
+    async def _hedged(self, attempt: Callable[[float], Awaitable[T]], ends: float, silence: float) -> T:
         """The first answer or refusal of up to three attempts, each begun when those before it are silent."""
         attempts = [_begun(self._once(attempt, ends))]
         try:
             while True:
-                silence = self._hedge_seconds if len(attempts) < _ATTEMPTS else None
+                patience = silence if len(attempts) < _ATTEMPTS else None
                 pending = {task for task in attempts if not task.done()}
-                done, _ = await asyncio.wait(pending, timeout=silence, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     if not isinstance(task.exception(), _AWAY):
                         return task.result()

@@ -18,6 +18,10 @@ Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 
+STREAMED_BYTES_PER_SECOND = 16 << 20
+"""Slower than any scheduler takes a payload in: a second attempt beside the first is for one that hangs."""
+
+
 class SchedulerClient:
     """One channel over all scheduler replicas."""
 
@@ -32,7 +36,9 @@ class SchedulerClient:
             request.payload = payload
             return cast("pb.SubmitReply", await self._unary(self._stub.Submit, request))
         return await self._retry.call(
-            lambda timeout: self._stub.SubmitStream(_submit_frames(request, payload), timeout=timeout)
+            lambda timeout: self._stub.SubmitStream(_submit_frames(request, payload), timeout=timeout),
+            hedged=True,
+            busy_seconds=len(payload) / STREAMED_BYTES_PER_SECOND,
         )
 
     async def create_session(self, request: pb.CreateSessionRequest) -> pb.CreateSessionReply:
@@ -89,7 +95,7 @@ class SchedulerClient:
         """Tried for `total_seconds` at most. Raises Gone or UnknownId, Forbidden, Pending, Unavailable."""
         request = pb.GetResultRequest(tenant_id=tenant, request_id=request_id)
         data = await self._retry.call(
-            lambda timeout: _collect(self._stub.GetResult(request, timeout=timeout)), total_seconds
+            lambda timeout: _collect(self._stub.GetResult(request, timeout=timeout)), total_seconds, hedged=True
         )
         result = types.Result()
         result.ParseFromString(data)

@@ -42,11 +42,12 @@ class Copies:
         Raises InvalidInput, MissingResource, Forbidden, KeyConflict, UnknownId, Unavailable.
         """
         run_id = await self._run_id(request)
-        copy = await self._earlier(run_id, request)
+        copy = next(iter(await self._artifacts.of_run(run_id)), None)
         if copy is None:
             tenant, digest = request.tenant_id, request.weights_access_digest
             source = await self._artifacts.find(request.source_path, tenant, digest, "source_path")
             copy = await self._made(run_id, source, request)
+        _check_same(copy, request)
         metadata = await self._metadata(request)
         facts = RunFacts(copy.meta.base_model, copy.meta.layout, metadata)
         await self._store.add_run(
@@ -75,21 +76,22 @@ class Copies:
             raise KeyConflict(f"model_seq_id {seq_id} of this session already names a model; use the next one")
         return str(ModelId(request.session_id, seq_id))
 
-    async def _earlier(self, run_id: str, request: pb.CopyCheckpointRequest) -> Artifact | None:
-        """What an earlier attempt made. Raises KeyConflict when that was another copy."""
-        for artifact in await self._artifacts.of_run(run_id):
-            if artifact.copied_from != request.source_path:
-                raise KeyConflict(f"this key already made {artifact.path}; use another one for {request.source_path}")
-            if _lifetime_ms(artifact.meta) != _asked_lifetime_ms(request):
-                raise KeyConflict(f"this key already made {artifact.path} with another ttl_seconds; use another key")
-            return artifact
-        return None
-
     async def _made(self, run_id: str, source: Artifact, request: pb.CopyCheckpointRequest) -> Artifact:
         path = TinkerPath(run_id, source.path.kind, source.path.name)
         meta = _meta(path, source, request, self._artifacts.pepper)
-        await in_store(_write, self._artifacts.root, path, source, meta)
+        await in_store(_write, self._artifacts.root, path, source, meta, request.project_id)
         return await self._artifacts.stored(path)
+
+
+def _check_same(copy: Artifact, request: pb.CopyCheckpointRequest) -> None:
+    """An earlier attempt under this key, or one beside this, may have made another copy. Raises KeyConflict."""
+    said = f"this key already made {copy.path}"
+    if copy.copied_from != request.source_path:
+        raise KeyConflict(f"{said}; use another one for {request.source_path}")
+    if _lifetime_ms(copy.meta) != _asked_lifetime_ms(request):
+        raise KeyConflict(f"{said} with another ttl_seconds; use another key")
+    if copy.copied_into != request.project_id:
+        raise KeyConflict(f"{said} with another destination_project_id; use another key")
 
 
 def _meta(
@@ -115,14 +117,15 @@ def _lifetime_ms(meta: trainer_pb2.ArtifactMeta) -> int:
     return meta.expires_unix_ms - meta.created_unix_ms if meta.expires_unix_ms else 0
 
 
-def _write(root: Path, path: TinkerPath, source: Artifact, meta: trainer_pb2.ArtifactMeta) -> None:
+def _write(root: Path, path: TinkerPath, source: Artifact, meta: trainer_pb2.ArtifactMeta, project: str) -> None:
     origin = str(source.path)
+    copied = {"copied_from": origin, "copied_into": project}
 
     def fill(directory: Path) -> None:
         for file in source.directory.iterdir():
             if file.name != layout.META_FILE:
                 _share(file, directory / file.name)
-        stored = layout.read_meta(source.directory, source.path) | encode_meta(meta) | {"copied_from": origin}
+        stored = layout.read_meta(source.directory, source.path) | encode_meta(meta) | copied
         (directory / layout.META_FILE).write_text(json.dumps(stored, indent=1, sort_keys=True))
 
     public = public_path(root, layout.public_directory(path))

@@ -37,9 +37,14 @@ class CheckpointEntry:
     metadata: str
     public: bool
     doomed: bool = False
+    since_ms: int = 0  # when its name came to be: overwriting keeps it, deleting ends it
 
     def alive(self) -> bool:
         return not self.doomed and (not self.expires_ms or self.expires_ms > now_ms())
+
+    def has_overwritten(self, created_ms: int) -> bool:
+        """A version of that time is an earlier one of this very checkpoint, which is alive."""
+        return self.alive() and created_ms >= self.since_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ def checkpoint_of(checkpoint: str, row: Mapping[bytes, bytes]) -> CheckpointEntr
         metadata=row[b"metadata"].decode(),
         public=row[b"public"] == b"1",
         doomed=b"doomed" in row,
+        since_ms=int(row.get(b"since_ms", 0)),
     )
 
 

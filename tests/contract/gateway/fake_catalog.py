@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +22,7 @@ VERSION = "_version_sw_" + "0" * 32
 class FakeCatalog(CatalogServicer):
     def __init__(self, belongings: Belongings) -> None:
         self.belongings = belongings
+        self.hold: asyncio.Event | None = None  # files are not sent before it is set
         self.asked: list[Any] = []
         self.damaged = False  # the metadata of every version
         self.total = 3
@@ -112,6 +114,8 @@ class FakeCatalog(CatalogServicer):
             raise InvalidInput("offset: behind the end")
         data = FILE[request.offset :][: request.length or None]
         yield pb.DownloadFrame(total_bytes=len(FILE))
+        if self.hold is not None:
+            await self.hold.wait()
         for start in range(0, len(data), 1 << 20):
             yield pb.DownloadFrame(data=data[start : start + (1 << 20)])
 

@@ -5,6 +5,8 @@ Commands settle at once with made-up numbers, unless `held` is set; then `releas
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -59,6 +61,7 @@ class FakeScheduler(Belongings, SchedulerServicer):
         super().__init__()
         self.held = False
         self.failures: list[TinkermeshError] = []  # raised by the next calls, one each
+        self.silences: Counter[str] = Counter()  # by RPC: how many calls are never answered
         self.rows: dict[str, Submitted] = {}  # by key
         self.requests: dict[str, Submitted] = {}  # by request id
         self.calls: list[str] = []
@@ -137,8 +140,14 @@ class FakeScheduler(Belongings, SchedulerServicer):
         self._enter("Submit")
         return self._accept(request, request.payload, context)
 
+    async def _maybe_silent(self, name: str) -> None:
+        if self.silences[name] > 0:
+            self.silences[name] -= 1
+            await asyncio.Event().wait()
+
     async def SubmitStream(self, request_iterator: Any, context: Any) -> pb.SubmitReply:
         self._enter("SubmitStream")
+        await self._maybe_silent("SubmitStream")
         head, parts = None, []
         async for frame in request_iterator:
             if frame.HasField("request"):
@@ -273,6 +282,7 @@ class FakeScheduler(Belongings, SchedulerServicer):
 
     async def GetResult(self, request: Any, context: Any) -> AsyncIterator[pb.ResultFrame]:
         self._enter("GetResult")
+        await self._maybe_silent("GetResult")
         one = self.requests.get(request.request_id)
         if one is None:
             raise Gone("unknown or expired")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
+from tinkermesh.v1 import catalog_pb2
 
-from tests.contract.gateway.conftest import Client
+from services.gateway.settings import Settings
+from tests.contract.gateway.conftest import KEY, OTHER_KEY, Client, Tenants, running
 from tests.contract.gateway.fake_catalog import FILE, VERSION
 from tests.contract.gateway.fake_scheduler import FakeScheduler
 from tests.contract.gateway.test_catalog_routes import send
+from tests.doubles.eventually import eventually
 
 
 async def test_an_export_is_an_ordered_command_and_a_bad_one_fails_in_its_turn_VAL_01(
@@ -122,3 +127,34 @@ async def test_a_damaged_checkpoint_is_not_a_range_that_cannot_be_had(
     url = (await links(client, model))["adapter_model.safetensors"]
     scheduler.catalog.damaged = True
     assert (await client.http.get(url)).status_code == 400
+
+
+async def test_downloads_at_once_are_bounded_per_tenant_and_in_all_SEC_10(
+    settings: Settings, scheduler: FakeScheduler, tenants: Tenants, session: str, model: str
+) -> None:
+    theirs = scheduler.add_model(tenants.second, scheduler.add_session(tenants.second))
+    third = msgspec.structs.replace(settings, max_downloads_per_tenant=2, max_downloads=3)
+    scheduler.catalog.hold = asyncio.Event()
+    async with running(third) as (http, gateway):
+        client, other = Client(http, gateway, KEY), Client(http, gateway, OTHER_KEY)
+        mine = (await links(client, model))["adapter_model.safetensors"]
+        foreign = (await links(other, theirs))["adapter_model.safetensors"]
+        opened = [asyncio.create_task(http.get(url)) for url in (mine, mine, foreign)]
+        await eventually(lambda: sum(isinstance(r, catalog_pb2.ReadFileRequest) for r in scheduler.catalog.asked) == 3)
+        refused = await http.get(mine)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "2 downloads are open already" in refused.json()["detail"]
+        assert "3 downloads of all accounts" in (await http.get(foreign)).json()["detail"]
+        assert (await http.head(foreign)).status_code == 429
+        opened[2].cancel()  # a client that leaves
+        scheduler.catalog.hold.set()
+        assert [(await one).content for one in opened[:2]] == [FILE, FILE]
+        for url in (mine, foreign, mine, foreign):
+            assert (await http.get(url)).content == FILE
+
+
+async def test_a_link_whose_account_was_changed_does_not_hold(client: Client, model: str) -> None:
+    url = (await links(client, model))["adapter_model.safetensors"]
+    assert "&for=" in url
+    changed = url.replace("&for=", "&for=0")
+    assert (await client.http.get(changed)).status_code == 403

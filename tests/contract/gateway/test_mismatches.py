@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -96,3 +97,26 @@ async def test_result_that_cannot_be_fetched_yet_is_408(client: Client, schedule
 def test_version_that_is_none_warns_of_nothing() -> None:
     assert version_warning("") == version_warning("next") == ""
     assert "outside the range" in version_warning("99.0")
+
+
+async def test_a_scheduler_that_hangs_does_not_hold_a_large_submission_MESH_02(
+    client: Client, scheduler: FakeScheduler, model: str
+) -> None:
+    scheduler.silences["SubmitStream"] = 1
+    body = forms.to_protobuf(forms.request(model, 1, [forms.supervised(list(range(256)))] * 1000))
+    began = time.monotonic()
+    response = await client.protobuf(body)
+    assert response.status_code == 200, response.text
+    assert scheduler.calls.count("SubmitStream") == 2 and len(scheduler.submitted) == 1
+    assert len(scheduler.last.payload) > 1 << 20
+    assert 1.0 < time.monotonic() - began < 6.0
+
+
+async def test_a_scheduler_that_hangs_does_not_hold_a_large_result_MESH_02(
+    client: Client, scheduler: FakeScheduler, model: str
+) -> None:
+    request_id = await large_result(client, scheduler, model)
+    scheduler.silences["GetResult"] = 1
+    began = time.monotonic()
+    assert (await client.result(request_id)).status_code == 200
+    assert 1.0 < time.monotonic() - began < 6.0

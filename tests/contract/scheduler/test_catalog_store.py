@@ -30,7 +30,7 @@ def store(redis_client: Redis, functions: Functions) -> CatalogStore:
 
 def entry(run: str, name: str = "ck", kind: str = "weights", *, created: int = 1, ends: int = 0) -> CheckpointEntry:
     path = TinkerPath(run, kind, name)
-    return CheckpointEntry(path, f"_version_{name}_1", created, 100, ends, "", False)
+    return CheckpointEntry(path, f"_version_{name}_1", created, 100, ends, "", False, since_ms=created)
 
 
 async def listed(store: CatalogStore, run: str = "", tenant: str = TENANT) -> list[str]:

@@ -40,6 +40,7 @@ def test_an_old_link_does_not_hold() -> None:
     [
         TARGET._replace(file=""),
         TARGET._replace(file="file2"),
+        TARGET._replace(account="another"),
         TARGET._replace(version="_version_name_1"),
         TARGET._replace(path=TinkerPath("run", "weights", "nam")),
         TARGET._replace(path=TinkerPath("runweights", "", "name")),

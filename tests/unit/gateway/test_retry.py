@@ -140,3 +140,13 @@ async def test_an_answer_counts_though_another_attempt_fails_in_the_same_moment(
         return "answer"
 
     assert await retry().call(Replicas(away_then, answer_then), hedged=True) == "answer"
+
+
+async def test_a_call_that_is_long_by_its_size_is_not_doubled_for_that() -> None:
+    async def slow(timeout: float) -> str:
+        await asyncio.sleep(0.1)
+        return "answer"
+
+    replicas = Replicas(slow)
+    assert await retry().call(replicas, hedged=True, busy_seconds=5.0) == "answer"
+    assert replicas.attempts == 1

@@ -59,8 +59,14 @@ register('catalog_add_run', function(keys, args)
   return 1
 end)
 
+local function alive(prefix, id)
+  local version, doomed, expires = unpack(redis.call('HMGET', part(prefix, 'ck', id), 'version', 'doomed', 'expires_ms'))
+  return version and not doomed and (expires == '0' or tonumber(expires) > now_ms())
+end
+
 -- args: id, version, created_ms, size, expires_ms (0 = never), metadata, then the run's fields in case
--- it is not known. The same version again changes nothing; another one replaces what was there.
+-- it is not known. The same version again changes nothing; another one replaces what was there. since_ms: when
+-- its name came to be; what is older under it belongs to a checkpoint that is gone.
 register('catalog_add_checkpoint', function(keys, args)
   local prefix, id = keys[1], args[1]
   local run, kind = split(id)
@@ -68,11 +74,12 @@ register('catalog_add_checkpoint', function(keys, args)
   local version, doomed = unpack(redis.call('HMGET', row, 'version', 'doomed'))
   if version == args[2] then return 0 end
 
+  local since = alive(prefix, id) and redis.call('HGET', row, 'since_ms') or args[3]
   if version and not doomed then unlist(prefix, id) end
   add_run(prefix, run, args[3], '', rest(args, 7))
   redis.call('DEL', row)
   redis.call('HSET', row, 'version', args[2], 'created_ms', args[3], 'size', args[4], 'expires_ms', args[5],
-    'metadata', args[6], 'public', '0')
+    'metadata', args[6], 'public', '0', 'since_ms', since)
   redis.call('ZADD', part(prefix, 'cks'), args[3], id)
   redis.call('ZADD', part(prefix, 'run_cks', run), args[3], id)
   redis.call('ZADD', part(prefix, 'run_cks', run .. ':' .. kind), args[3], id)
@@ -80,11 +87,6 @@ register('catalog_add_checkpoint', function(keys, args)
   if args[5] ~= '0' then redis.call('ZADD', part(prefix, 'expiring'), args[5], id) end
   return 1
 end)
-
-local function alive(prefix, id)
-  local version, doomed, expires = unpack(redis.call('HMGET', part(prefix, 'ck', id), 'version', 'doomed', 'expires_ms'))
-  return version and not doomed and (expires == '0' or tonumber(expires) > now_ms())
-end
 
 local function missing(id)
   return refuse('missing_resource', 'tinker://' .. id .. ' does not exist, or its time is over')

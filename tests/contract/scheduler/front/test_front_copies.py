@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 
 from tinkermesh.v1 import types_pb2 as types
@@ -58,3 +59,16 @@ async def test_a_foreign_checkpoint_is_copied_only_when_it_is_public_SEC_05(owne
     assert (found.path, found.public) == (copy, False) and found.expires_unix_ms
     async with refused(Forbidden):
         await owner.info(copy)
+
+
+async def test_a_retry_into_another_project_is_refused_IDEM_09(owner: Owner) -> None:
+    path = await owner.save("a")
+    made = await owner.copy(path, idempotency_key="k", project_id="p")
+    for project in ("q", ""):
+        async with refused(KeyConflict, "another destination_project_id"):
+            await owner.copy(path, idempotency_key="k", project_id=project)
+    assert await owner.copy(path, idempotency_key="k", project_id="p") == made
+    both = await asyncio.gather(
+        *(owner.copy(path, idempotency_key="k2", project_id=f"p{n}") for n in range(2)), return_exceptions=True
+    )
+    assert sorted(isinstance(one, str) for one in both) == [False, True]

@@ -84,6 +84,40 @@ async def test_links_of_overwritten_versions_end_with_the_checkpoint_too(owner: 
         await _data(owner.catalog.ReadFile(read))
 
 
+async def test_a_new_checkpoint_of_the_name_brings_no_old_link_back(owner: Owner) -> None:
+    """An overwritten version's files stay for a minute; its checkpoint was deleted meanwhile."""
+    path = await owner.save("a")
+    told = await owner.catalog.DescribeDownload(cat.DescribeDownloadRequest(tenant_id=ALICE, path=path))
+    read = cat.ReadFileRequest(path=path, version=told.version, file="state.json")
+    await owner.save("a", overwrite=True)
+    await owner.save("a", overwrite=True)
+    assert await _data(owner.catalog.ReadFile(read)), "overwriting ends no link"
+    delete = pb.DeleteCheckpointRequest(tenant_id=ALICE, training_run_id=owner.model, checkpoint_id="weights/a")
+    await owner.replica.scheduler.DeleteCheckpoint(delete)
+    await owner.save("a")
+    assert any(file.name == told.version for file in owner.files(path)), "its files are still there"
+    async with refused(MissingResource, "was deleted"):
+        await _data(owner.catalog.ReadFile(read))
+    await owner.save("a", overwrite=True)
+    async with refused(MissingResource, "was deleted"):
+        await _data(owner.catalog.ReadFile(read))
+
+
+async def test_an_expired_checkpoints_links_do_not_come_back_with_its_successor(owner: Owner) -> None:
+    path = await owner.save("a")
+    told = await owner.catalog.DescribeDownload(cat.DescribeDownloadRequest(tenant_id=ALICE, path=path))
+    read = cat.ReadFileRequest(path=path, version=told.version, file="state.json")
+    await owner.save("a", 1, overwrite=True)
+
+    async def over() -> bool:
+        return not await owner.listed()
+
+    await eventually(over)
+    await owner.save("a", overwrite=True)
+    async with refused(MissingResource):
+        await _data(owner.catalog.ReadFile(read))
+
+
 async def test_an_export_is_neither_loaded_nor_sampled_from(owner: Owner) -> None:
     path = (await owner.export("x")).path
     request = pb.CreateSamplingSessionRequest(tenant_id=ALICE, session_id=owner.session, model_path=path)
