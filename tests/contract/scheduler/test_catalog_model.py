@@ -45,7 +45,9 @@ class History:
         self.model.versions += 1
         number = self.model.versions
         ends = self.random.choice([0, FAR_MS])
-        entry = CheckpointEntry(path, f"_version_{path.name}_{number}", number, number * 10, ends, "", False)
+        since = self.model.alive[path].since_ms if path in self.model.alive else number
+        version = f"_version_{path.name}_{number}"
+        entry = CheckpointEntry(path, version, number, number * 10, ends, "", False, since_ms=since)
         await self.store.add_checkpoint(TENANT, entry, FACTS)
         self.model.alive[path] = entry
         self.model.runs.add(path.model_id)
