@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ keys_app = typer.Typer(help="API keys of a mesh, running or not.", no_args_is_he
 tenants_app = typer.Typer(help="Tenants of a running mesh: shares, quotas, usage.", no_args_is_help=True)
 
 DAY = 86_400
+LONGEST_KEY = 512
 QUOTAS = tuple(field.name for field in pb.Quotas.DESCRIPTOR.fields)
 
 SchedulerOption = Annotated[
@@ -52,7 +54,7 @@ def create_key(
 def add_key(
     label: LabelOption = "",
     tenant: TenantOption = "",
-    key: Annotated[str, typer.Option(help="The key itself; default: a new random one")] = "",
+    key: Annotated[str, typer.Option(help="'-': the key itself is read from stdin; default: a new random one")] = "",
     state_dir: StateOption = None,
 ) -> None:
     """Put a key of your choice into the key file of the mesh on this state directory."""
@@ -60,11 +62,19 @@ def add_key(
         create_key(label, tenant, 0.0, state_dir, "")
         return
     with explained():
+        key = _key_from_stdin(key)
         directory = _directory(state_dir)
         ring = keyring(directory / "keys.json", directory / "pepper")
         if tenant and tenant not in ring.tenants():
             raise InvalidInput(f"--tenant: {tenant!r} is not a tenant here; tinkermesh keys list shows them")
         _print(f"key     {key}\ntenant  {ring.add(key, tenant_id=tenant, label=label)}")
+
+
+def _key_from_stdin(option: str) -> str:
+    """A command line is open to everybody on the machine, and stays in the shell's history. Raises InvalidInput."""
+    if option != "-":
+        raise InvalidInput("--key: a key on the command line is seen by others; use --key - and send it to stdin")
+    return sys.stdin.readline(LONGEST_KEY + 2).strip()
 
 
 @keys_app.command("list")

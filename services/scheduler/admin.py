@@ -8,13 +8,16 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Gone, UnknownId
 from services.common.grpc_boundary import Context
-from services.common.ids import ModelId, parse_request_id
+from services.common.ids import parse_request_id
 from services.scheduler.admin_reports import (
     PENDING_STATES,
+    cursor_of,
     future_report,
     head_of,
     packing_report,
+    place_of,
     request_report,
+    session_report,
     slot_report,
 )
 from services.scheduler.directory import Directory
@@ -23,7 +26,7 @@ from services.scheduler.results import Results
 from services.scheduler.store.overview import Overview
 from services.scheduler.store.registry import RegistryStore
 from services.scheduler.store.sampling import SamplingStore
-from services.scheduler.store.sessions import SessionRow, SessionStore
+from services.scheduler.store.sessions import SessionStore
 
 DEFAULT_LIMIT = 100
 LARGEST_LIMIT = 1_000
@@ -106,13 +109,20 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return reply
 
     async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsReply:
-        reply = pb.ListSessionsReply()
+        """Looks at LARGEST_LIMIT sessions at most; of one tenant it may answer a short page and a cursor."""
         now_ms = await self._overview.now_ms()
-        limit = _limit(request.limit)
-        for session_id in await self._sessions.latest(LARGEST_LIMIT):
-            row = await self._sessions.row(session_id)
-            if row is not None and request.tenant_id in ("", row.tenant_id) and len(reply.sessions) < limit:
-                reply.sessions.append(await self._session(row, now_ms))
+        limit, looked, place = _limit(request.limit), 0, place_of(request.cursor)
+        reply = pb.ListSessionsReply()
+        while looked < LARGEST_LIMIT and len(reply.sessions) < limit:
+            page = await self._sessions.page(place, limit - len(reply.sessions))
+            rows = await self._sessions.rows([found.session_id for found in page])
+            reply.sessions.extend(
+                session_report(row, models, now_ms) for row, models in rows if request.tenant_id in ("", row.tenant_id)
+            )
+            if not page:
+                return reply
+            place, looked = page[-1], looked + len(page)
+        reply.next_cursor = cursor_of(place)
         return reply
 
     async def ListFutures(self, request: pb.ListFuturesRequest, context: Context) -> pb.ListFuturesReply:
@@ -184,17 +194,6 @@ class Admin(admin_pb2_grpc.AdminServicer):
             oldest_age_ms=now_ms - oldest,
             next_seq_id=next_seq,
             gap_at=next_seq if waiting and next_seq not in waiting else 0,
-        )
-
-    async def _session(self, row: SessionRow, now_ms: int) -> pb.SessionReport:
-        model_seqs = await self._sessions.child_ids(row.session_id, "models")
-        return pb.SessionReport(
-            session_id=row.session_id,
-            tenant_id=row.tenant_id,
-            state=row.state,
-            beat_ms_ago=now_ms - row.beat_ms,
-            model_ids=[str(ModelId(row.session_id, seq)) for seq in model_seqs],
-            sdk_version=row.sdk_version,
         )
 
     async def _failure(self, request_id: str, tenant_id: str) -> types.Failure:

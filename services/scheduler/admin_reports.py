@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tinkermesh.v1 import admin_pb2 as pb
 
+from services.common.errors import InvalidInput
+from services.common.ids import ModelId, is_session_id
 from services.scheduler.store.overview import Row
 from services.scheduler.store.requests import Head
+from services.scheduler.store.sessions import Place, SessionRow
 
 PENDING_STATES = ("queued", "running")
 PACKING_TOTALS = (
@@ -91,3 +94,28 @@ def packing_report(counters: Mapping[str, str], budget: int) -> pb.Packing:
         tenants_per_pass=totals["tenants_total"] / passes if passes else 0.0,
         queue_wait_ms=totals["queue_wait_ms_total"] / started if started else 0.0,
     )
+
+
+def session_report(row: SessionRow, models: Sequence[int], now_ms: int) -> pb.SessionReport:
+    return pb.SessionReport(
+        session_id=row.session_id,
+        tenant_id=row.tenant_id,
+        state=row.state,
+        beat_ms_ago=now_ms - row.beat_ms,
+        model_ids=[str(ModelId(row.session_id, seq)) for seq in models],
+        sdk_version=row.sdk_version,
+    )
+
+
+def cursor_of(place: Place | None) -> str:
+    return "" if place is None else f"{place.seen_ms}.{place.session_id}"
+
+
+def place_of(cursor: str) -> Place | None:
+    """Raises InvalidInput."""
+    if not cursor:
+        return None
+    seen, _, session_id = cursor.partition(".")
+    if not (seen.isascii() and seen.isdigit() and len(seen) < 17 and is_session_id(session_id)):
+        raise InvalidInput(f"cursor: {cursor[:80]!r} is none; pass the next_cursor of an answer back as it came")
+    return Place(int(seen), session_id)

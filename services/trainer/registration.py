@@ -11,7 +11,7 @@ import grpc
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import scheduler_pb2_grpc as pb_grpc
 
-from services.common.errors import UserError, from_rpc_error
+from services.common.errors import InvalidInput, from_rpc_error
 from services.common.grpc_channel import open_channel
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,10 @@ DEADLINE_SECONDS = 5.0
 
 
 async def keep_registered(targets: Sequence[str], request: pb.RegisterTrainerRequest) -> None:
-    """Until cancelled. One scheduler replica is enough; the next is tried when one fails."""
+    """Until cancelled. One scheduler replica is enough; the next is tried when one fails.
+
+    Raises InvalidInput when the pool has other facts than this trainer: trying again would not help.
+    """
     backoff = FIRST_RETRY_SECONDS
     for target in itertools.cycle(targets):
         if await _renew_until_lost(target, request):
@@ -32,7 +35,7 @@ async def keep_registered(targets: Sequence[str], request: pb.RegisterTrainerReq
 
 
 async def _renew_until_lost(target: str, request: pb.RegisterTrainerRequest) -> bool:
-    """Whether the scheduler knew this trainer before it went away or refused."""
+    """Whether the scheduler knew this trainer before it went away. Raises InvalidInput when it refuses it."""
     known = False
     async with open_channel(target) as channel:
         stub = pb_grpc.RegistryStub(channel)
@@ -50,9 +53,9 @@ async def _renew_until_lost(target: str, request: pb.RegisterTrainerRequest) -> 
 
 def _report(target: str, rpc_error: grpc.aio.AioRpcError, *, was_known: bool) -> None:
     error = from_rpc_error(rpc_error)
-    if isinstance(error, UserError):
-        log.error("scheduler %s refuses this trainer: %s", target, error.message)
-    elif was_known:
+    if isinstance(error, InvalidInput):
+        raise InvalidInput(f"scheduler {target} refuses this trainer: {error.message}")
+    if was_known:
         log.warning("registration with %s lost: %s", target, error.message)
     else:
         log.info("registration with %s failed: %s; trying again", target, error.message)

@@ -14,6 +14,7 @@ from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
 
 Children = Literal["models", "samplers"]
+_ROW = ("tenant", "state", "beat_ms", "sdk_version", "end_reason")
 
 
 class Tick(NamedTuple):
@@ -30,6 +31,13 @@ class SessionRow:
     beat_ms: int
     sdk_version: str
     end_reason: str
+
+
+class Place(NamedTuple):
+    """Of a session among all: by its last sign (beat plus credit), and by its id where those are the same."""
+
+    seen_ms: int
+    session_id: str
 
 
 class SessionStore:
@@ -120,13 +128,9 @@ class SessionStore:
         await self._call("session_stop_sweeping", [keys.CLOCK], replica)
 
     async def row(self, session_id: str) -> SessionRow | None:
-        names = ("tenant", "state", "beat_ms", "sdk_version", "end_reason")
         with reaching_redis():
-            values = await self._redis.hmget(keys.session(session_id), names)
-        if values[0] is None:
-            return None
-        tenant, state, beat, version, reason = ((value or b"").decode() for value in values)
-        return SessionRow(session_id, tenant, state, int(beat or 0), version, reason)
+            values = await self._redis.hmget(keys.session(session_id), _ROW)
+        return None if values[0] is None else _row(session_id, values)
 
     async def states(self, session_ids: Sequence[str]) -> list[str]:
         """In their order, in one round trip; "" = there is no such session."""
@@ -146,12 +150,45 @@ class SessionStore:
             raise Forbidden(f"session_id {session_id} belongs to another tenant")
         return row
 
-    async def latest(self, limit: int) -> list[str]:
-        """Ids of indexed sessions, the latest beat first."""
+    async def page(self, after: Place | None, limit: int) -> list[Place]:
+        """Indexed sessions behind `after`, the latest sign first; None = from the latest on.
+
+        One that beats while its reader turns pages moves to the front, where it may be missed.
+        """
         with reaching_redis():
-            found = await self._redis.zrange(keys.SESSIONS, 0, limit - 1, desc=True)
-        return [name.decode() for name in found]
+            if after is None:
+                found = await self._redis.zrange(keys.SESSIONS, 0, limit - 1, desc=True, withscores=True)
+            else:
+                ties = await self._redis.zcount(keys.SESSIONS, after.seen_ms, after.seen_ms)
+                found = await self._redis.zrange(
+                    keys.SESSIONS,
+                    after.seen_ms,
+                    "-inf",
+                    desc=True,
+                    byscore=True,
+                    offset=0,
+                    num=limit + ties,
+                    withscores=True,
+                )
+        places = (Place(int(score), name.decode()) for name, score in found)
+        return [place for place in places if after is None or place < after][:limit]
+
+    async def rows(self, session_ids: Sequence[str]) -> list[tuple[SessionRow, list[int]]]:
+        """With their models' numbers, in order and in one round trip; what is gone is left out."""
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            for session_id in session_ids:
+                pipe.hmget(keys.session(session_id), _ROW)
+                pipe.hkeys(keys.session_models(session_id))
+            found = await pipe.execute() if session_ids else []
+        rows = zip(session_ids, found[::2], found[1::2], strict=True)
+        return [(_row(name, row), sorted(int(n) for n in models)) for name, row, models in rows if row[0] is not None]
 
     async def _index(self, session_id: str, beat_ms: int) -> None:
         with reaching_redis():
             await self._redis.zadd(keys.SESSIONS, {session_id: beat_ms}, gt=True)
+
+
+def _row(session_id: str, values: Sequence[bytes | None]) -> SessionRow:
+    tenant, state, beat, version, reason = ((value or b"").decode() for value in values)
+    return SessionRow(session_id, tenant, state, int(beat or 0), version, reason)

@@ -39,7 +39,8 @@ def test_added_key_is_shown_once_and_kept_as_a_digest_SEC(tmp_path: Path) -> Non
 
 
 def add_key(directory: Path, key: str, *options: str) -> Result:
-    return runner.invoke(cli.app, ["keys", "add", "--key", key, *options, "--state-dir", str(directory)])
+    command = ["keys", "add", "--key", "-", *options, "--state-dir", str(directory)]
+    return runner.invoke(cli.app, command, input=f"{key}\n")
 
 
 def test_second_key_of_a_tenant_keeps_its_id(tmp_path: Path) -> None:
@@ -56,8 +57,15 @@ def test_a_mistyped_tenant_is_refused_and_makes_no_key(tmp_path: Path) -> None:
 
 
 def test_key_without_the_prefix_is_refused(tmp_path: Path) -> None:
-    refused = runner.invoke(cli.app, ["keys", "add", "--key", "sk-1", "--state-dir", str(tmp_path)])
+    assert add_key(tmp_path, "sk-1").exit_code == 1
+
+
+def test_a_key_on_the_command_line_is_refused_SEC_02(tmp_path: Path) -> None:
+    """Whoever lists the machine's processes would see it."""
+    refused = runner.invoke(cli.app, ["keys", "add", "--key", "tml-one", "--state-dir", str(tmp_path)])
     assert refused.exit_code == 1
+    assert "use --key - and send it to stdin" in refused.output + refused.stderr
+    assert not (tmp_path / "keys.json").exists() or ring(tmp_path).tenants() == set()
 
 
 def test_listing_before_any_key_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
