@@ -107,6 +107,11 @@ fuzz: install
 # SEEDS="17 44" plays those once more. Results and the logs of violations are in out/chaos.
 HISTORIES ?= 500
 SHARDS    ?= 3
+# Redis killed and losing power under load, with sentinels, and all of the scheduler's contract on a cluster; ten minutes.
+redis: install
+	TINKERMESH_TEST_WHOLE_REDIS=1 $(BIN)/python -m pytest -v tests/mesh/test_redis_kills.py tests/contract/scheduler/storage
+	TINKERMESH_TEST_REDIS=cluster $(BIN)/python -m pytest -q tests/contract/scheduler
+
 chaos: install
 	$(BIN)/python -m tests.chaos --shards $(SHARDS) $(if $(SEEDS),--seed $(SEEDS),--histories $(HISTORIES)) $(ARGS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,6 +71,17 @@ class RunningMesh:
         """`always` is durability strict; `everysec` loses up to a second on a power failure."""
         with Redis.from_url(self.redis_url) as redis:
             redis.config_set("appendfsync", policy)
+
+    def durability(self, mode: str) -> None:
+        """strict, everysec or off, as TINKERMESH_SCHEDULER_DURABILITY says it (docs/recovery.md)."""
+        with Redis.from_url(self.redis_url) as redis:
+            redis.config_set("appendonly", "no" if mode == "off" else "yes")
+            redis.config_set("appendfsync", "always" if mode == "strict" else "everysec")
+            deadline = time.monotonic() + CALL_SECONDS
+            while redis.info("persistence")["aof_rewrite_in_progress"]:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("Redis does not finish writing its new append-only file")
+                time.sleep(0.02)
 
     def delay_trainer(self, seconds: float) -> None:
         """Every unit of the trainer double takes that much longer."""

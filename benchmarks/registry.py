@@ -19,6 +19,7 @@ MODULES = (
     "memory",
     "latency",
     "throughput",
+    "durability",
     "wakeup",
     "burst",
     "decode",

@@ -13,11 +13,11 @@ from services.scheduler.store.outages import reaching_redis
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 1.0
 
 
 class MemoryGate:
-    """Knows how full Redis was half a second ago. The share between the mark and 1 is room to settle in."""
+    """Knows how full Redis was a second ago. The share between the mark and 1 is room to settle in."""
 
     def __init__(self, redis: Redis, high_water: float) -> None:
         self._redis = redis
