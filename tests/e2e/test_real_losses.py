@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tinker
 
 from tests.doubles.mesh import RealMeshProcesses
+from tests.doubles.sdk_datums import datum, reinforced, supervised
 
-tinker = pytest.importorskip("tinker", reason="the SDK is not installed")
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 PROMPT = [5, 9, 200, 31, 7, 8]
@@ -35,36 +36,9 @@ def trained(service: Any, mesh: RealMeshProcesses, **layout: bool) -> Any:
     ).result()
     tokens = np.random.default_rng(4).integers(1, 512, 24)
     for _ in range(4):
-        training.forward_backward([datum(tokens[:-1], tokens[1:], weights=np.ones(23, np.float32))], "cross_entropy")
+        training.forward_backward([supervised(tokens[:-1], tokens[1:])], "cross_entropy")
         training.optim_step(tinker.types.AdamParams(learning_rate=1e-2)).result()
     return training
-
-
-def datum(tokens: Any, targets: Any, **inputs: np.ndarray) -> Any:
-    return tinker.types.Datum(
-        model_input=tinker.types.ModelInput.from_ints([int(t) for t in tokens]),
-        loss_fn_inputs={"target_tokens": np.asarray(targets, np.int64), **inputs},
-    )
-
-
-def lesson(sequence: Any, advantage: float) -> Any:
-    """A recorded sample as the cookbook makes a datum of it."""
-    types, tokens, pad = tinker.types, list(sequence.tokens), len(PROMPT) - 1
-    padded = {
-        "logprobs": np.array([0.0] * pad + list(sequence.logprobs), np.float32),
-        "advantages": np.array([0.0] * pad + [advantage] * len(tokens), np.float32),
-    }
-    name = sequence.sequence_id
-    return datum(PROMPT + tokens[:-1], [0] * pad + tokens, **padded).with_provenance(
-        model_input=[
-            types.PromptProvenanceSpan(sequence_id=name, length=len(PROMPT)),
-            types.SampledProvenanceSpan(sequence_id=name, length=len(tokens) - 1),
-        ],
-        loss_fn_inputs=[
-            types.PromptProvenanceSpan(sequence_id=name, offset=1, length=pad),
-            types.SampledProvenanceSpan(sequence_id=name, length=len(tokens)),
-        ],
-    )
 
 
 def sample(training: Any, count: int, **options: Any) -> list[Any]:
@@ -80,7 +54,7 @@ def test_stable_reinforce_reads_the_samplers_records_at_a_temperature_ADD_07(
     training = trained(service, real_mesh)
     sequences = sample(training, 4, max_tokens=12, temperature=0.7, seed=5)
     advantages = (1.0, -2.0, 0.5, 1.5)
-    data = [lesson(one, a) for one, a in zip(sequences, advantages, strict=True)]
+    data = [reinforced(PROMPT, one, a) for one, a in zip(sequences, advantages, strict=True)]
     without = training.forward(data, "stable_reinforce", {"kl_coeff": 0.0}).result()
     expected, tempered_gap = 0.0, 0.0
     for one, a, output in zip(sequences, advantages, without.loss_fn_outputs, strict=True):
@@ -109,7 +83,7 @@ def test_reward_rises_on_an_easy_task(service: Any, real_mesh: RealMeshProcesses
         sequences = sample(training, 16, max_tokens=6, seed=100 * step)
         scores = np.array([np.mean(np.asarray(one.tokens) < 128) for one in sequences])
         rewards.append(float(scores.mean()))
-        data = [lesson(one, float(a)) for one, a in zip(sequences, scores - scores.mean(), strict=True)]
+        data = [reinforced(PROMPT, one, float(a)) for one, a in zip(sequences, scores - scores.mean(), strict=True)]
         if loss == "gspo":
             data = [masked(one) for one in data]
         training.forward_backward(data, loss)
@@ -140,10 +114,7 @@ def test_the_teachers_top_tokens_become_matrix_targets(service: Any, real_mesh: 
     student = service.create_lora_training_client(base_model=real_mesh.settings.model_name, rank=8, seed=4).result()
     weights = torch.from_numpy(np.exp(scores))
     weights[::3] = 0.0  # prompt positions: sparse rows
-    one = tinker.types.Datum(
-        model_input=tinker.types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": targets, "weights": weights},
-    )
+    one = datum(tokens[:-1], target_tokens=targets, weights=weights)
     output = student.forward([one], "cross_entropy").result()
     answered = output.loss_fn_outputs[0]["logprobs"].to_torch().numpy()
     assert answered.shape == (15, 5)
@@ -171,8 +142,7 @@ def test_an_adapter_of_some_parts_is_trained_exported_and_sampled_as_such_VAL_15
     base = base.result() if hasattr(base, "result") else base
     prompt = tinker.types.ModelInput.from_ints(PROMPT)
     scored, plain = (np.array(client.compute_logprobs(prompt).result()[1:]) for client in (sampler, base))
-    ones = np.ones(len(PROMPT) - 1, np.float32)
-    output = training.forward([datum(PROMPT[:-1], PROMPT[1:], weights=ones)], "cross_entropy").result()
+    output = training.forward([supervised(PROMPT[:-1], np.array(PROMPT[1:]))], "cross_entropy").result()
     trainer = np.array(output.loss_fn_outputs[0]["logprobs"].data)
     assert np.abs(scored - trainer).max() <= TOLERANCE
     assert np.abs(plain - trainer).max() > 5 * TOLERANCE

@@ -61,7 +61,7 @@ def test_sdk_0_26_runs_the_main_path_on_real_engines_API_01(real_mesh: RealMeshP
     check_scenario(report, vocab=512, tolerance=TOLERANCE)
 
 
-def test_kill_of_gateways_and_schedulers_keeps_the_real_job_MESH(
+def test_kill_of_gateways_and_schedulers_keeps_the_real_job_GAP_01(
     real_mesh: RealMeshProcesses, report: dict[str, Any], tmp_path: Path
 ) -> None:
     """As in tests/mesh, with real numbers: within tolerance of the undisturbed run."""

@@ -51,14 +51,14 @@ def tour(mesh: MeshProcesses, tmp_path_factory: pytest.TempPathFactory) -> Itera
         patch.undo()
 
 
-def test_every_public_method_is_listed_and_nothing_else_API() -> None:
+def test_every_public_method_is_listed_and_nothing_else_API_01() -> None:
     listed = {f"{client}.{method}" for client, (_, methods) in CLIENTS.items() for method in methods}
     asynchronous = {f"{name}_async" for name in listed} & set(METHODS)
     assert listed | asynchronous == set(METHODS)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "ServiceClient.close"])
-def test_method_works_or_is_refused_with_a_reason_API(tour: Tour, method: str) -> None:
+def test_method_works_or_is_refused_with_a_reason_API_01_API_11(tour: Tour, method: str) -> None:
     reason = REFUSED.get(method.removesuffix("_async"))
     if reason is None:
         call(tour, method)
@@ -69,11 +69,11 @@ def test_method_works_or_is_refused_with_a_reason_API(tour: Tour, method: str) -
     assert not isinstance(refused.value, tinker.InternalServerError)
 
 
-def test_close_works_last_API(tour: Tour) -> None:
+def test_close_works_last_API_01(tour: Tour) -> None:
     call(tour, "ServiceClient.close")
 
 
-def test_the_page_lists_every_method_with_its_outcome_API() -> None:
+def test_the_page_lists_every_method_with_its_outcome_API_11() -> None:
     """TINKERMESH_TEST_WRITE_PAGES=1 writes the page anew."""
     if os.environ.get("TINKERMESH_TEST_WRITE_PAGES"):
         PAGE.write_text(page())

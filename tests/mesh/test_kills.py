@@ -15,6 +15,7 @@ import pytest
 from services.common.store import public_directory
 from services.common.tinker_path import parse_tinker_path
 from tests.doubles.admin import leader
+from tests.doubles.eventually import until
 from tests.doubles.fake_trainer import BASE_MODEL, POOL
 from tests.doubles.journal import datum_counts, unit_counts
 from tests.doubles.mesh import MeshProcesses
@@ -51,14 +52,10 @@ def kill_scheduler(mesh: MeshProcesses, name: str) -> None:
 
 
 def wait_leader(mesh: MeshProcesses, seconds: float = 20.0) -> str:
-    deadline = time.monotonic() + seconds
-    while not (name := leader(",".join(mesh.mesh.addresses.schedulers), POOL)):
-        assert time.monotonic() < deadline, "no scheduler took the lease"
-        time.sleep(0.05)
-    return name
+    return until(lambda: leader(",".join(mesh.mesh.addresses.schedulers), POOL), seconds)
 
 
-def test_kill_of_every_gateway_and_scheduler_changes_no_bit_MESH(replicated: MeshProcesses, tmp_path: Path) -> None:
+def test_kill_of_every_gateway_and_scheduler_changes_no_bit_GAP_01(replicated: MeshProcesses, tmp_path: Path) -> None:
     mesh = replicated
     calm = start_scenario(tmp_path / "calm", mesh.environment, BASE_MODEL, "--rounds", str(ROUNDS)).report()
     stormy_run = start_scenario(tmp_path / "stormy", mesh.environment, BASE_MODEL, "--rounds", str(ROUNDS))
@@ -110,8 +107,18 @@ def test_dropped_replies_do_not_repeat_units_IDEM_14(replicated: MeshProcesses, 
     assert set(datum_counts(replicated.journal()).values()) == {1}
 
 
-def test_a_scheduler_that_hangs_holds_no_call_for_long_MESH_02(mesh: MeshProcesses) -> None:
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[MeshProcesses]:
+    """Two schedulers; its gateway would wait for a minute for the answer to a call."""
+    seconds = {"RPC_TIMEOUT": "60", "RETRY": "120"}
+    variables = {f"TINKERMESH_GATEWAY_{name}_SECONDS": value for name, value in seconds.items()}
+    with MeshProcesses(tmp_path / "mesh", schedulers=2, variables=variables) as mesh:
+        yield mesh
+
+
+def test_a_scheduler_that_hangs_holds_no_call_for_long_FAIL_14(patient: MeshProcesses) -> None:
     """A stopped process keeps its connections: only silence tells."""
+    mesh = patient
     led = wait_leader(mesh)
     hanging = next(name for name in mesh.names("scheduler") if name != led)
     asyncio.run(four_sessions(mesh))
@@ -120,7 +127,7 @@ def test_a_scheduler_that_hangs_holds_no_call_for_long_MESH_02(mesh: MeshProcess
         slowest = asyncio.run(four_sessions(mesh))
     finally:
         mesh.kill(hanging, signal.SIGCONT)
-    assert 1.0 < slowest < 8.0, slowest  # it was met, and not waited for until the call's deadline
+    assert 1.0 < slowest < 40.0, slowest  # it was met, and not waited for until the call's deadline
 
 
 async def four_sessions(mesh: MeshProcesses) -> float:

@@ -9,6 +9,7 @@ from tinker import types
 from tests.doubles.eventually import until
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
+from tests.doubles.sdk_datums import supervised
 from tests.mesh.test_keys import command, created
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
@@ -48,16 +49,10 @@ def test_samples_above_the_quota_wait_by_the_sdks_own_back_pressure_SEC_10_SAMP_
 def test_training_commands_above_the_quota_are_sent_again_and_run_once_SEC_10(mesh: MeshProcesses) -> None:
     service = service_of(mesh, "--open-futures", "1")
     training = service.create_lora_training_client(base_model=BASE_MODEL, rank=8).result()
-    tokens = [1, 2, 3]
-    targets = types.TensorData(data=[2, 3, 4], dtype="int64", shape=[3])
-    weights = types.TensorData(data=[1.0] * 3, dtype="float32", shape=[3])
-    datum = types.Datum(
-        model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs={"target_tokens": targets, "weights": weights}
-    )
     before = len([entry for entry in mesh.journal() if entry["kind"] == "pass"])
     refused = refusals(mesh, "quota open_futures")
     hold(mesh, "trainer", "pass")
-    futures = [training.forward_backward([datum], "cross_entropy") for _ in range(3)]
+    futures = [training.forward_backward([supervised([1, 2, 3])], "cross_entropy") for _ in range(3)]
     step = training.optim_step(types.AdamParams(learning_rate=1e-3))
     until(lambda: refusals(mesh, "quota open_futures") > refused, 60)
     mesh.inject("trainer", [])

@@ -72,7 +72,7 @@ def test_checkpoints_are_listed_by_run_and_in_pages(report: dict[str, Any]) -> N
     assert found["info"] == [BASE_MODEL, True, 8, True]
 
 
-def test_a_ttl_is_set_cleared_and_comes_true_CKPT(report: dict[str, Any]) -> None:
+def test_a_ttl_is_set_cleared_and_comes_true_API_11(report: dict[str, Any]) -> None:
     lifetime = report["lifetime"]
     assert lifetime["cleared"] and 0.99 < lifetime["days"] < 1.01
     assert (lifetime["expired"], lifetime["listed"], lifetime["revived"]) == (404, False, 404)

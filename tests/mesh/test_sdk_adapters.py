@@ -12,6 +12,7 @@ from services.common.datum_blocks import Datum
 from tests.doubles import arithmetic
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
+from tests.doubles.sdk_datums import supervised
 
 tinker = pytest.importorskip("tinker", reason="the SDK is not installed")
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(240)]
@@ -32,21 +33,14 @@ def create(service: Any, **options: Any) -> Any:
     return service.create_lora_training_client(base_model=BASE_MODEL, **{"rank": 8, **options}).result()
 
 
-def datum(tokens: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Any:
-    return tinker.types.Datum(
-        model_input=tinker.types.ModelInput.from_ints([int(t) for t in tokens]),
-        loss_fn_inputs={"target_tokens": targets.astype(np.int64), "weights": weights.astype(np.float32)},
-    )
-
-
 def probe(training: Any) -> list[float]:
-    one = datum(PROBE, PROBE, np.ones(len(PROBE)))
+    one = supervised(PROBE)
     return list(training.forward([one], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data)
 
 
 def step(training: Any, seed: int) -> None:
     tokens = np.random.default_rng(seed).integers(1, 512, 12)
-    training.forward_backward([datum(tokens, tokens, np.ones(12))], "cross_entropy").result()
+    training.forward_backward([supervised(tokens)], "cross_entropy").result()
     training.optim_step(tinker.types.AdamParams(learning_rate=1e-3)).result()
 
 
@@ -93,8 +87,8 @@ def test_weights_of_another_run_are_loaded_into_a_model_CKPT_12(services: list[A
 
 def test_a_rejected_part_of_a_window_is_told_by_its_step(services: list[Any]) -> None:
     training = create(services[0], seed=7)
-    good = datum(PROBE, PROBE, np.ones(len(PROBE)))
-    bad = datum(PROBE, PROBE + 1000, np.ones(len(PROBE)))
+    good = supervised(PROBE)
+    bad = supervised(PROBE, PROBE + 1000)
     sent = [training.forward_backward([one], "cross_entropy") for one in (good, bad, good, bad)]
     stepped = training.optim_step(tinker.types.AdamParams(learning_rate=1e-3)).result()
     failed = 0
@@ -117,14 +111,14 @@ def test_a_datum_with_the_most_targets_allowed_passes_whole_API_14(services: lis
     training = create(services[0], seed=3)
     random = np.random.default_rng(10)
     tokens, targets = random.integers(1, 512, 2000), random.integers(1, 512, (2000, 256))
-    output = training.forward([datum(tokens, targets, np.full(targets.shape, 0.5))], "cross_entropy").result()
+    output = training.forward([supervised(tokens, targets, np.full(targets.shape, 0.5))], "cross_entropy").result()
     layout = arithmetic.types.AdapterLayout(rank=8, alpha=32.0, train_attn=True, train_mlp=True, train_unembed=True)
     block = Datum(tokens.astype("<i4"), targets.astype("<i4"), {})
     expected = arithmetic.logprobs(arithmetic.fresh(layout, 3).weights, block)
     answer = output.loss_fn_outputs[0]["logprobs"]
     assert list(answer.shape) == [2000, 256]
     assert np.array_equal(np.array(answer.data, np.float32).reshape(2000, 256), expected)
-    wide = datum(tokens[:2], targets[:2, [0] * 257], np.ones((2, 257)))
+    wide = supervised(tokens[:2], targets[:2, [0] * 257])
     with pytest.raises(tinker.RequestFailedError, match="between 1 and 256 targets per position"):
         training.forward([wide], "cross_entropy").result()
 
@@ -137,7 +131,7 @@ def test_outputs_keep_the_requests_order_over_passes_and_widths_ORD_09(services:
         length, width = int(random.integers(1, 300)), (1, 1, 3, 8)[number % 4]
         shape = (length,) if number % 4 == 0 else (length, width)
         tokens, targets = random.integers(1, 512, length), random.integers(0, 512, shape)
-        data.append(datum(tokens, targets, np.ones(shape)))
+        data.append(supervised(tokens, targets))
         blocks.append(Datum(tokens.astype("<i4"), targets.astype("<i4").reshape(length, width), {}))
     output = training.forward(data, "cross_entropy").result()
     layout = arithmetic.types.AdapterLayout(rank=8, alpha=32.0, train_attn=True, train_mlp=True, train_unembed=True)

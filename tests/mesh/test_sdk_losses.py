@@ -14,6 +14,7 @@ from services.common.datum_blocks import Datum
 from tests.doubles import arithmetic
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
+from tests.doubles.sdk_datums import datum, reinforced
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(240)]
 
@@ -30,10 +31,6 @@ def service(mesh: MeshProcesses) -> Iterator[tinker.ServiceClient]:
 @pytest.fixture(scope="module")
 def training(service: tinker.ServiceClient) -> Any:
     return service.create_lora_training_client(base_model=BASE_MODEL, rank=8, seed=3).result()
-
-
-def datum(tokens: np.ndarray, **inputs: Any) -> types.Datum:
-    return types.Datum(model_input=types.ModelInput.from_ints(tokens.tolist()), loss_fn_inputs=inputs)
 
 
 def top_k(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -106,7 +103,7 @@ def test_torch_matrices_are_sent_as_the_cookbook_sends_them_API_11(training: Any
 
 # ---- losses over whole sequences ----------------------------------------------------------------
 
-PROMPT = types.ModelInput.from_ints([5, 6, 7])
+PROMPT = [5, 6, 7]
 
 
 def recorded(training: Any, count: int, **options: Any) -> list[Any]:
@@ -114,37 +111,14 @@ def recorded(training: Any, count: int, **options: Any) -> list[Any]:
     sampler = training.save_weights_and_get_sampling_client(record_stability_info=True)
     sampler = sampler.result() if hasattr(sampler, "result") else sampler
     parameters = types.SamplingParams(max_tokens=6, stop=[], **options)
-    return list(sampler.sample(PROMPT, count, parameters).result().sequences)
-
-
-def reinforced(sequence: Any, advantage: float) -> types.Datum:
-    """As the cookbook makes it: the prompt's targets are 0, its logprobs and advantages too."""
-    pad, tokens = [0] * (PROMPT.length - 1), list(sequence.tokens)
-    one = types.Datum(
-        model_input=PROMPT.append(types.EncodedTextChunk(tokens=tokens[:-1])),
-        loss_fn_inputs={
-            "target_tokens": np.array(pad + tokens, np.int64),
-            "logprobs": np.array([0.0 for _ in pad] + list(sequence.logprobs), np.float32),
-            "advantages": np.array([0.0 for _ in pad] + [advantage] * len(tokens), np.float32),
-        },
-    )
-    name = sequence.sequence_id
-    return one.with_provenance(
-        model_input=[
-            types.PromptProvenanceSpan(sequence_id=name, length=PROMPT.length),
-            types.SampledProvenanceSpan(sequence_id=name, length=len(tokens) - 1),
-        ],
-        loss_fn_inputs=[
-            types.PromptProvenanceSpan(sequence_id=name, offset=1, length=PROMPT.length - 1),
-            types.SampledProvenanceSpan(sequence_id=name, length=len(tokens)),
-        ],
-    )
+    return list(sampler.sample(types.ModelInput.from_ints(PROMPT), count, parameters).result().sequences)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_stable_reinforce_runs_as_the_cookbook_runs_it_API_11(training: Any, temperature: float) -> None:
     data = [
-        reinforced(one, a) for one, a in zip(recorded(training, 2, temperature=temperature), (1.0, -1.0), strict=True)
+        reinforced(PROMPT, one, a)
+        for one, a in zip(recorded(training, 2, temperature=temperature), (1.0, -1.0), strict=True)
     ]
     training.optim_step(types.AdamParams(learning_rate=1e-3)).result()  # what other tests left open
     output = training.forward_backward(data, "stable_reinforce").result()
@@ -159,15 +133,15 @@ def test_stable_reinforce_runs_as_the_cookbook_runs_it_API_11(training: Any, tem
 
 def test_stable_reinforce_refuses_what_it_cannot_know(training: Any, service: tinker.ServiceClient) -> None:
     (sequence,) = recorded(training, 1)
-    good = reinforced(sequence, 1.0)
+    good = reinforced(PROMPT, sequence, 1.0)
     bare = types.Datum(model_input=good.model_input, loss_fn_inputs=good.loss_fn_inputs)
     base = service.create_sampling_client(base_model=BASE_MODEL)
     base = base.result() if hasattr(base, "result") else base
     parameters = types.SamplingParams(max_tokens=6, stop=[])
-    (plain,) = base.sample(PROMPT, 1, parameters).result().sequences
+    (plain,) = base.sample(types.ModelInput.from_ints(PROMPT), 1, parameters).result().sequences
     refused = {
         "datum 1: stable_reinforce needs provenance": [good, bare],
-        "was not recorded: sample it with record_stability_info=true": [reinforced(plain, 1.0)],
+        "was not recorded: sample it with record_stability_info=true": [reinforced(PROMPT, plain, 1.0)],
     }
     for text, data in refused.items():
         with pytest.raises(tinker.RequestFailedError, match=text):
@@ -180,7 +154,7 @@ def test_stable_reinforce_refuses_what_it_cannot_know(training: Any, service: ti
 
 
 def test_gspo_runs_as_the_cookbook_runs_it(training: Any) -> None:
-    good = reinforced(recorded(training, 1)[0], 1.0)
+    good = reinforced(PROMPT, recorded(training, 1)[0], 1.0)
     mask = (np.arange(8) >= 2).astype(np.float32)
     data = [
         types.Datum(model_input=good.model_input, loss_fn_inputs={**good.loss_fn_inputs, "sequence_ratio_mask": mask})

@@ -13,6 +13,7 @@ from tests.doubles import generation
 from tests.doubles.fake_sampler import BASE_WEIGHTS
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
+from tests.doubles.sdk_datums import supervised
 
 tinker = pytest.importorskip("tinker", reason="the SDK is not installed")
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
@@ -142,14 +143,7 @@ def test_an_inflight_sampler_is_pinned_to_its_snapshot(service: Any) -> None:
     training = service.create_lora_training_client(base_model=BASE_MODEL, rank=8, seed=5).result()
     first = training.save_weights_and_get_sampling_client(kind="inflight").result()
     before = first.compute_logprobs(prompt()).result()
-    datum = tinker.types.Datum(
-        model_input=prompt(),
-        loss_fn_inputs={
-            "target_tokens": tinker.types.TensorData(data=np.arange(6), dtype="int64", shape=[6]),
-            "weights": tinker.types.TensorData(data=np.ones(6, np.float32), dtype="float32", shape=[6]),
-        },
-    )
-    training.forward_backward([datum], "cross_entropy").result()
+    training.forward_backward([supervised(PROMPT)], "cross_entropy").result()
     training.optim_step(tinker.types.AdamParams(learning_rate=1e-2)).result()
     second = training.save_weights_and_get_sampling_client(kind="inflight").result()
     assert second.compute_logprobs(prompt()).result() != before
@@ -166,14 +160,7 @@ def test_stability_info_may_be_recorded_and_sequence_ids_stay_the_same(service: 
 def test_samples_go_on_while_the_trainer_is_busy_SAMP_11(mesh: MeshProcesses, service: Any, sampler: Any) -> None:
     training = service.create_lora_training_client(base_model=BASE_MODEL, rank=4, seed=6).result()
     mesh.inject("trainer", [{"kind": "pass", "action": "hold_before", "times": 0}])
-    datum = tinker.types.Datum(
-        model_input=prompt(),
-        loss_fn_inputs={
-            "target_tokens": tinker.types.TensorData(data=np.arange(6), dtype="int64", shape=[6]),
-            "weights": tinker.types.TensorData(data=np.ones(6, np.float32), dtype="float32", shape=[6]),
-        },
-    )
-    held = training.forward_backward([datum], "cross_entropy")
+    held = training.forward_backward([supervised(PROMPT)], "cross_entropy")
     for _ in range(3):
         assert sampler.sample(prompt(), 1, params()).result().sequences
     assert not held.future().done()

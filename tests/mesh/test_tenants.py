@@ -48,7 +48,7 @@ async def test_datums_of_two_tenants_share_a_pass_PACK_02(
     assert after.datums_total - before.datums_total == 18
 
 
-async def test_foreign_ids_are_refused_on_every_path_SEC(
+async def test_foreign_ids_are_refused_on_every_path_SEC_05(
     mesh: MeshProcesses, tenants: tuple[WireClient, WireClient]
 ) -> None:
     mine, other = tenants
@@ -69,7 +69,7 @@ async def test_foreign_ids_are_refused_on_every_path_SEC(
     assert beat.status_code == 403
 
 
-async def test_unknown_key_is_401_and_not_echoed_SEC(mesh: MeshProcesses) -> None:
+async def test_unknown_key_is_401_and_not_echoed_SEC_01_SEC_02(mesh: MeshProcesses) -> None:
     stranger = WireClient([mesh.base_url], "tml-stranger-secret")
     answer = await stranger.post("/get_info", {"model_id": "x", "type": "get_info"})
     assert answer.status_code == 401

@@ -15,7 +15,7 @@ from tests.contract.gateway.conftest import Client
 from tests.contract.gateway.fake_scheduler import BASE_MODEL, FakeScheduler
 
 
-async def test_sampling_session_of_a_snapshot_names_its_base_model_or_none_SNAP(
+async def test_sampling_session_of_a_snapshot_names_its_base_model_or_none(
     client: Client, session: str, model: str, scheduler: FakeScheduler
 ) -> None:
     other = types.PoolFacts()

@@ -115,7 +115,7 @@ async def test_missing_settings_are_named() -> None:
 
 
 @pytest.mark.timeout(60)
-async def test_headers_without_a_key_are_bounded_SEC(own: Settings, tmp_path: Path) -> None:
+async def test_headers_without_a_key_are_bounded_VAL_14(own: Settings, tmp_path: Path) -> None:
     async with gateway_process(own, tmp_path) as gateway:
         response = await post(gateway.base_url, "get_info", {}, **{"x-large": "a" * 70_000})
         assert (response.status_code, response.json()["error"]) == (431, "too_large")

@@ -163,7 +163,7 @@ async def test_a_bad_request_is_a_user_error_naming_the_field_VAL_17_SAMP_10(
     assert await client.sample(body(PROMPT))  # nothing is broken
 
 
-async def test_a_repeated_request_id_attaches_to_the_running_call_IDEM(client: SamplerClient) -> None:
+async def test_a_repeated_request_id_attaches_to_the_running_call_IDEM_04(client: SamplerClient) -> None:
     request = body(PROMPT, max_tokens=60)
     first = asyncio.create_task(client.sample(request, request_id="same.1"))
     await client.until_running(1)

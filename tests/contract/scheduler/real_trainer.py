@@ -12,7 +12,8 @@ from tinkermesh.v1 import scheduler_pb2, trainer_pb2
 from tinkermesh.v1 import trainer_pb2_grpc as pb_grpc
 
 from services.trainer.settings import Settings
-from tests.contract.scheduler.rig import Mesh, new_session
+from tests.contract.scheduler.requests import new_session
+from tests.contract.scheduler.rig import Mesh
 from tests.contract.trainer import hooked_engine
 from tests.contract.trainer.trainer_process import TrainerProcess
 from tests.doubles.fake_trainer import BASE_MODEL, POOL

@@ -12,7 +12,8 @@ import pytest
 
 from services.common.errors import ModelClosed
 from tests.contract.scheduler.poison import Contents, Poison, poisoned
-from tests.contract.scheduler.rig import Mesh, new_session, running_mesh
+from tests.contract.scheduler.requests import new_session
+from tests.contract.scheduler.rig import Mesh, running_mesh
 from tests.contract.scheduler.test_training_packing import held
 from tests.doubles.valkey import ValkeyProcess
 

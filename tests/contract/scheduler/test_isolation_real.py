@@ -12,7 +12,7 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 
 from services.common.datum_blocks import block_offsets
 from tests.contract.scheduler.real_trainer import RealTrainerMesh, real_trainer_mesh
-from tests.contract.scheduler.rig import batch_request, new_session
+from tests.contract.scheduler.requests import batch_request, new_session
 from tests.contract.trainer.hooked_engine import POISON
 from tests.doubles.valkey import ValkeyProcess
 from tools.make_tiny_qwen3 import build

@@ -62,7 +62,7 @@ class Peer:
 
 
 @pytest.mark.parametrize("start", [b"GET /api/v1/healthz HTTP/1.1\r\nx-endless: ", b"GET /"], ids=["header", "path"])
-async def test_header_without_end_is_cut_off_SEC(port: int, start: bytes) -> None:
+async def test_header_without_end_is_cut_off_VAL_14(port: int, start: bytes) -> None:
     peer = await Peer.of(port)
     sent, block = 0, b"a" * 16_384
     await peer.send(start)
@@ -100,7 +100,7 @@ async def test_what_is_not_http_is_400_with_a_json_body_API_06(port: int) -> Non
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /api/v1/healthz HTTP/1.1\r\nhost:"], ids=["nothing", "half a header"])
-async def test_connection_that_sends_no_whole_header_in_time_is_closed_SEC(port: int, sent: bytes) -> None:
+async def test_connection_that_sends_no_whole_header_in_time_is_closed(port: int, sent: bytes) -> None:
     peer = await Peer.of(port)
     began = time.monotonic()
     await peer.send(sent)

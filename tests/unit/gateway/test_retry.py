@@ -53,7 +53,7 @@ def retry(**options: float) -> Retry:
     return Retry(**{"rpc_seconds": 10.0, "total_seconds": 15.0, "hedge_seconds": 0.02, **options})  # type: ignore[arg-type]
 
 
-async def test_a_replica_that_hangs_does_not_hold_a_repeatable_call_MESH_02() -> None:
+async def test_a_replica_that_hangs_does_not_hold_a_repeatable_call_FAIL_14() -> None:
     replicas = Replicas(hangs, answers)
     patient = retry(rpc_seconds=3600.0, total_seconds=3600.0)
     assert await asyncio.wait_for(patient.call(replicas, hedged=True), 20) == "answer"

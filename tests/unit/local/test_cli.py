@@ -26,7 +26,7 @@ def ring(directory: Path) -> Keyring:
     return Keyring(directory / "keys.json", load_pepper(directory / "pepper"))
 
 
-def test_added_key_is_shown_once_and_kept_as_a_digest_SEC(tmp_path: Path) -> None:
+def test_added_key_is_shown_once_and_kept_as_a_digest_SEC_02(tmp_path: Path) -> None:
     added = runner.invoke(cli.app, ["keys", "add", "--label", "ci", "--state-dir", str(tmp_path)])
     assert added.exit_code == 0
     found = re.search(r"key +(tml-\S+)\s+tenant +(\S+)", added.output)

@@ -116,7 +116,7 @@ def test_replica_ports_beyond_the_last_one_are_refused_naming_the_option(tmp_pat
         addresses.reserve(settings(tmp_path, scheduler_port=65_527, schedulers=2))
 
 
-def test_default_key_is_admitted_and_stored_only_as_a_digest_SEC(tmp_path: Path) -> None:
+def test_default_key_is_admitted_and_stored_only_as_a_digest_SEC_02(tmp_path: Path) -> None:
     chosen = settings(tmp_path)
     lock = state.prepare(chosen)
     ring = Keyring(chosen.key_file, load_pepper(chosen.pepper_file))

@@ -111,7 +111,7 @@ async def test_brackets_in_a_failure_are_shown_and_are_no_markup(tmp_path: Path)
     assert "prompt: token 9 is outside [0, 9) [/prompt]" in shown.lines
 
 
-async def test_mesh_that_others_can_reach_warns_of_the_key_everyone_knows_SEC(tmp_path: Path) -> None:
+async def test_mesh_that_others_can_reach_warns_of_the_key_everyone_knows_SEC_03(tmp_path: Path) -> None:
     near, far = Shown(), Shown()
     await near.run(settings(tmp_path), done)
     await far.run(settings(tmp_path, host="0.0.0.0"), done)

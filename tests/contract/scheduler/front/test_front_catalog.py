@@ -42,7 +42,7 @@ async def test_a_settled_save_is_listed_with_what_it_was_given(owner: Owner) -> 
     assert run.last_checkpoint == found
 
 
-async def test_an_end_comes_true_and_the_files_go_CKPT(owner: Owner) -> None:
+async def test_an_end_comes_true_and_the_files_go_API_11(owner: Owner) -> None:
     short, kept = await owner.save("short", 3600), await owner.save("kept")
     assert owner.files(short)
     await owner.ttl(short, 1)

@@ -17,7 +17,7 @@ from tests.contract.scheduler.front.mesh import (
 from tests.contract.scheduler.front.owner import Owner
 
 
-async def test_a_copy_is_made_once_per_key_and_outlives_its_source_IDEM(owner: Owner) -> None:
+async def test_a_copy_is_made_once_per_key_and_outlives_its_source_IDEM_01(owner: Owner) -> None:
     path = await owner.save("a", metadata='{"k":"v"}')
     copies = [await owner.copy(path, idempotency_key="k", project_id="p") for _ in range(3)]
     assert len(set(copies)) == 1 and not copies[0].startswith(f"tinker://{owner.model}")
