@@ -33,7 +33,7 @@ def test_a_cluster_over_tls() -> None:
     assert (address.kind, address.hosts, address.tls) == ("cluster", (("a", 7000), ("b", 7001)), {"ssl": True})
 
 
-def test_the_password_file_wins_and_no_secret_is_shown_SEC(tmp_path: Path) -> None:
+def test_the_password_file_wins_and_no_secret_is_shown_SEC_02(tmp_path: Path) -> None:
     secret = tmp_path / "password"
     secret.write_text("from-file\n")
     address = parse_redis_url("redis+sentinel://u:in-url@s1/0?master=m&sentinel_password=third", str(secret))
