@@ -299,6 +299,21 @@ def values() -> Schema:
         "poolDefaults": {"$ref": "#/$defs/pool"},
         "singleNode": closed({"gpus": integer(0), "hostname": TEXT}),
         "networkPolicy": closed({"enabled": FLAG, "gatewayFrom": LIST, "operatorsFrom": LIST}),
+        "tls": closed(
+            {
+                "enabled": FLAG,
+                "existingSecret": OBJECT_NAME,
+                "serverName": {"type": "string", "pattern": r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"},
+                "certManager": closed(
+                    {
+                        "issuer": OBJECT_NAME,
+                        "kind": one_of("Issuer", "ClusterIssuer"),
+                        "duration": {"type": "string", "pattern": "^[0-9]+h$"},
+                        "renewBefore": {"type": "string", "pattern": "^[0-9]+h$"},
+                    }
+                ),
+            }
+        ),
         "tracing": closed({"endpoint": {"type": "string", "pattern": "^(https?://.+)?$"}}),
         "jaeger": closed({"enabled": FLAG, "image": image(tagged=True), "resources": pod()["resources"]}),
         "test": closed({"enabled": FLAG, "pool": TEXT, "timeoutSeconds": integer(10)}),

@@ -37,8 +37,15 @@ async def _abort_unexpected(context: Context, method: str) -> None:
     await context.abort(StatusCode.INTERNAL, f"internal error in {method}; the service's log has the cause")
 
 
+def _everyone(context: Context) -> None:
+    """Admits the caller."""
+
+
 class ErrorBoundary(Interceptor):
-    """Wraps every handler of a grpc.aio server."""
+    """Wraps every handler of a grpc.aio server; `admit` raises for a caller that may not call it."""
+
+    def __init__(self, admit: Callable[[Context], None] = _everyone) -> None:
+        self._admit = admit
 
     async def intercept_service(
         self,
@@ -52,7 +59,7 @@ class ErrorBoundary(Interceptor):
         behaviour = _behaviour(handler)
         # A streaming handler may also be a coroutine that writes to its context, as Health.Watch is.
         guard = _guard_stream if inspect.isasyncgenfunction(behaviour) else _guard_unary
-        return _rebuild(handler, guard(behaviour, method))
+        return _rebuild(handler, guard(behaviour, method, self._admit))
 
 
 def _behaviour(handler: Handler) -> Callable[[Any, Context], Any]:
@@ -72,9 +79,13 @@ def _rebuild(handler: Handler, behaviour: Callable[[Any, Context], Any]) -> Hand
     return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
 
-def _guard_unary(behaviour: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
+Behaviour = Callable[[Any, Context], Any]
+
+
+def _guard_unary(behaviour: Behaviour, method: str, admit: Callable[[Context], None]) -> Behaviour:
     async def call(request: Any, context: Context) -> Any:
         try:
+            admit(context)
             return await behaviour(request, context)
         except TinkermeshError as error:
             await abort_with(context, error)
@@ -86,9 +97,10 @@ def _guard_unary(behaviour: Callable[[Any, Context], Any], method: str) -> Calla
     return call
 
 
-def _guard_stream(behaviour: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
+def _guard_stream(behaviour: Behaviour, method: str, admit: Callable[[Context], None]) -> Behaviour:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
+            admit(context)
             async for message in behaviour(request, context):
                 yield message
         except TinkermeshError as error:

@@ -6,6 +6,7 @@ import json
 
 import grpc
 
+from services.common import mtls
 from services.common.grpc_server import MAX_MESSAGE_BYTES
 from services.common.telemetry import client_interceptors
 
@@ -28,11 +29,23 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
 ]
 
 
-def open_channel(target: str) -> grpc.aio.Channel:
-    """`target` is ``host:port`` or a gRPC target such as ``dns:///scheduler:7001``."""
-    return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS, interceptors=client_interceptors())
+def open_channel(target: str, identity: mtls.Identity | None = None) -> grpc.aio.Channel:
+    """`target` is ``host:port`` or a gRPC target such as ``dns:///scheduler:7001``.
+
+    Speaks mutual TLS as `identity`, or the environment's when that sets one up. Raises InvalidInput when it is broken.
+    """
+    who = identity or mtls.identity()
+    if who is None:
+        return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS, interceptors=client_interceptors())
+    options = [*CHANNEL_OPTIONS, *who.channel_options]
+    return grpc.aio.secure_channel(
+        target, who.channel_credentials(), options=options, interceptors=client_interceptors()
+    )
 
 
 def blocking_channel(target: str) -> grpc.Channel:
     """The same for programs that do one thing after the other, such as operators' commands."""
-    return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+    who = mtls.identity()
+    if who is None:
+        return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(target, who.channel_credentials(), options=[*CHANNEL_OPTIONS, *who.channel_options])

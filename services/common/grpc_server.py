@@ -10,6 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from services.common import mtls
 from services.common.frames import FRAME_BYTES
 from services.common.grpc_boundary import ErrorBoundary
 from services.common.telemetry import server_interceptors
@@ -33,12 +34,15 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 
 
 class GrpcServer:
-    """Add servicers to `.server`, then `start`; `health` tells clients when to come."""
+    """Add servicers to `.server`, then `start`; `health` tells clients when to come.
 
-    def __init__(self, service_names: Sequence[str]) -> None:
-        self.server = grpc.aio.server(
-            interceptors=[*server_interceptors(), ErrorBoundary()], options=list(SERVER_OPTIONS)
-        )
+    Speaks mutual TLS as `identity`, or the environment's when that sets one up. Raises InvalidInput when it is broken.
+    """
+
+    def __init__(self, service_names: Sequence[str], identity: mtls.Identity | None = None) -> None:
+        self._identity = identity or mtls.identity()
+        boundary = ErrorBoundary(self._identity.admit) if self._identity is not None else ErrorBoundary()
+        self.server = grpc.aio.server(interceptors=[*server_interceptors(), boundary], options=list(SERVER_OPTIONS))
         self._names = ("", *service_names)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
@@ -49,7 +53,10 @@ class GrpcServer:
 
     async def start(self, address: str, *, serving: bool = True) -> int:
         """Binds `address` (``host:port``, port 0 = any) and answers the bound port."""
-        self.port = self.server.add_insecure_port(address)
+        if self._identity is not None:
+            self.port = self.server.add_secure_port(address, self._identity.server_credentials())
+        else:
+            self.port = self.server.add_insecure_port(address)
         await self.set_serving(serving)
         await self.server.start()
         return self.port

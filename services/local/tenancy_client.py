@@ -14,6 +14,7 @@ from tinkermesh.v1.tenants_pb2_grpc import TenantsStub
 
 from services.common.clock import now_ms
 from services.common.errors import InvalidInput, Unavailable, UnknownId, from_rpc_error
+from services.common.grpc_channel import blocking_channel
 from services.common.key_reports import key_report
 from services.common.keyring import Keyring, digest, load_pepper, new_secret
 
@@ -122,7 +123,7 @@ def keys_of(state_dir: Path, scheduler: str) -> Iterator[RunningKeys | FileKeys]
 def running(state_dir: Path, scheduler: str) -> Iterator[RunningKeys]:
     """Raises Unavailable when no mesh runs there."""
     address = scheduler or _scheduler_of(state_dir)
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    with blocking_channel(address) as channel:
         yield RunningKeys(TenantsStub(channel))
 
 

@@ -47,6 +47,8 @@ class Switch:
     """`Kind/name:path.in.it`; empty path = whether the object is there; \\. is a dot inside a key."""
     expected: Any
     given: Mapping[str, Any] = field(default_factory=dict)
+    instead: Mapping[str, Any] = field(default_factory=dict)
+    """What stands in its place where one of two is needed, in the rendering without it."""
 
     def seen(self, rendered: Rendered) -> Any:
         key, _, path = self.where.partition(":")
@@ -173,6 +175,10 @@ P = "pools.*"
 T, S = f"{P}.trainer", f"{P}.samplers.both"
 INGRESS = {"gateway": {"ingress": {"enabled": True, "hosts": ["a.example.com"]}}}
 ROUTE = {"gateway": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}}
+ISSUED = {"tls": {"certManager": {"issuer": "mesh"}}}
+TLS = {"tls": {"enabled": True, "certManager": {"issuer": "mesh"}}}
+TLS_ON = {"tls": {"enabled": True}}
+TLS_VOLUME = {"name": "tls", "secret": {"secretName": "mine", "defaultMode": 0o440}}
 JAEGER = {"jaeger": {"enabled": True}}
 TWO_SAMPLERS = {"pools": {"p": {"samplers": {"both": {"replicas": 2}}}}}
 SCALED_SAMPLERS = {"pools": {"p": {"samplers": {"both": {"replicas": 3}}}}}
@@ -313,6 +319,27 @@ AROUND = [
     Switch("networkPolicy.enabled", False, "NetworkPolicy/scheduler:", False),
     Switch("networkPolicy.gatewayFrom", PEERS, "NetworkPolicy/gateway:spec.ingress.0.from", contains(PEERS[0])),
     Switch("networkPolicy.operatorsFrom", PEERS, "NetworkPolicy/trainer:spec.ingress.0.from", contains(PEERS[0])),
+    Switch("tls.enabled", True, f"{SAMPLER}:{FIRST}.readinessProbe.exec.command.2", "services.common.probe", ISSUED),
+    Switch(
+        "tls.existingSecret",
+        "mine",
+        f"{GATEWAY}:{POD}.volumes",
+        contains(TLS_VOLUME),
+        {"tls": {"enabled": True}},
+        ISSUED,
+    ),
+    Switch("tls.serverName", "mesh-b", "Certificate/tls:spec.dnsNames", ["mesh-b"], TLS),
+    Switch(
+        "tls.certManager.issuer",
+        "ca",
+        "Certificate/tls:",
+        True,
+        {"tls": {"enabled": True}},
+        {"tls": {"existingSecret": "x"}},
+    ),
+    Switch("tls.certManager.kind", "ClusterIssuer", "Certificate/tls:spec.issuerRef.kind", "ClusterIssuer", TLS),
+    Switch("tls.certManager.duration", "99h", "Certificate/tls:spec.duration", "99h", TLS),
+    Switch("tls.certManager.renewBefore", "9h", "Certificate/tls:spec.renewBefore", "9h", TLS),
     Switch(
         "tracing.endpoint",
         "http://c:4317",

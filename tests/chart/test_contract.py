@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from services.common.mtls import Settings as MtlsSettings
 from services.common.settings import from_environment
 from services.gateway.upstream.target import scheduler_target
 from tests.chart.helm import EXAMPLES, Rendered, at, example, merged, refusal, render
 from tests.chart.leaves import SCHEMA
-from tests.chart.switches import BASE
+from tests.chart.switches import BASE, NODES, TLS
 from tools import chart_schema
 from tools.chart_schema import SERVICES, camel, values
 
@@ -31,6 +33,7 @@ def settings_of(rendered: Rendered, service: str, key: str) -> Any:
     prefix = f"TINKERMESH_{service.upper()}_"
     fields = {f"{prefix}{field.name.upper()}" for field in msgspec.structs.fields(kind)}
     found = {name: value for name, value in rendered.environment(key).items() if name.startswith("TINKERMESH_")}
+    found = {name: value for name, value in found.items() if not name.startswith("TINKERMESH_TLS_")}
     assert found.keys() <= fields
     for reference, value in POD_VALUES.items():
         found = {name: text.replace(reference, value) for name, text in found.items()}
@@ -155,3 +158,23 @@ def test_redis_is_what_the_scheduler_insists_on() -> None:
     assert options["--appendonly"] == "yes"
     assert options["--appendfsync"] == "always"
     assert options["--maxmemory-policy"] == "noeviction"
+
+
+def test_every_pod_that_speaks_grpc_shows_the_certificate() -> None:
+    """One without would be refused by all others."""
+    rendered = render(merged(BASE, NODES, TLS))
+    for owner in (
+        "Deployment/gateway",
+        "Deployment/scheduler",
+        "StatefulSet/trainer-p",
+        "Deployment/sampler-p",
+        "Pod/test",
+    ):
+        spec = rendered.pod_templates()[f"{owner.split('/')[0]}/t-tinkermesh-{owner.split('/')[1]}"]["spec"]
+        variables = {e["name"]: e["value"] for e in spec["containers"][0]["env"] if "value" in e}
+        read = from_environment(MtlsSettings, "tls", variables)
+        assert read.server_name == "tinkermesh", owner
+        mounted = next(m["mountPath"] for m in spec["containers"][0]["volumeMounts"] if m["name"] == "tls")
+        assert {Path(file).parent for file in (read.cert_file, read.key_file, read.ca_file)} == {Path(mounted)}
+        secret = next(v["secret"]["secretName"] for v in spec["volumes"] if v["name"] == "tls")
+        assert secret == rendered.get("Certificate/tls")["spec"]["secretName"]  # type: ignore[index]

@@ -41,7 +41,7 @@ def _distinct(switches: list[Switch]) -> list[Any]:
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.path)
 def test_a_value_arrives_where_it_belongs(switch: Switch) -> None:
-    before = render(merged(BASE, switch.given))
+    before = render(merged(BASE, switch.given, switch.instead))
     after = render(merged(BASE, switch.given, values(switch)))
     assert switch.holds(after), f"{switch.where} is {switch.seen(after)!r}"
     assert not switch.holds(before), f"{switch.where} is {switch.seen(before)!r} without the value too"

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from tests.chart.helm import EXAMPLES, FULLNAME, Object, Rendered, at, example, merged, render, validator
-from tests.chart.switches import BASE, DIGEST, GATEWAY_HPA, GATEWAY_KEDA, INGRESS, NODES, ROUTE
+from tests.chart.switches import BASE, DIGEST, GATEWAY_HPA, GATEWAY_KEDA, INGRESS, NODES, ROUTE, TLS
 
 SERVERS = ["1.25", "1.33", "1.37"]
 CRDS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parent / "crds").glob("*.json")}
 LWS = at("pools.p.trainer.launcher", "leaderworkerset")
-EVERYTHING = merged(BASE, NODES, LWS, INGRESS, ROUTE, GATEWAY_KEDA, {"jaeger": {"enabled": True}})
+EVERYTHING = merged(BASE, NODES, LWS, INGRESS, ROUTE, GATEWAY_KEDA, TLS, {"jaeger": {"enabled": True}})
 RENDERINGS = {path.stem: example(path) for path in EXAMPLES} | {
     "defaults": {},
     "everything": EVERYTHING,
@@ -75,7 +75,7 @@ def test_foreign_kinds_hold_only_what_their_schemas_know(name: str) -> None:
 
 
 def test_foreign_schemas_refuse_an_unknown_field() -> None:
-    for kind in ("HTTPRoute", "ScaledObject", "LeaderWorkerSet"):
+    for kind in ("HTTPRoute", "ScaledObject", "LeaderWorkerSet", "Certificate"):
         item = render(EVERYTHING).of_kind(kind)[0]
         jsonschema.validate(item, CRDS[kind])
         with pytest.raises(jsonschema.ValidationError):

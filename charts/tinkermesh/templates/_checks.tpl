@@ -3,6 +3,7 @@
 {{- define "tinkermesh.checks" -}}
 {{- include "tinkermesh.checkAuth" . -}}
 {{- include "tinkermesh.checkRedis" . -}}
+{{- include "tinkermesh.checkTls" . -}}
 {{- $pools := include "tinkermesh.pools" . | fromJson -}}
 {{- range $name, $pool := $pools -}}
 {{- include "tinkermesh.checkTrainer" (dict "path" (printf "pools.%s" $name) "pool" $pool) -}}
@@ -39,6 +40,17 @@
 {{- define "tinkermesh.checkRedis" -}}
 {{- if and .Values.redis.externalUrl .Values.redis.existingSecret -}}
 {{- fail "redis.externalUrl: the Secret redis.existingSecret holds the url; set one of them" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tinkermesh.checkTls" -}}
+{{- with .Values.tls -}}
+{{- if and .enabled (not .existingSecret) (not .certManager.issuer) -}}
+{{- fail "tls.enabled: name the certificates with tls.existingSecret, or who issues them with tls.certManager.issuer" -}}
+{{- end -}}
+{{- if and .existingSecret .certManager.issuer -}}
+{{- fail "tls.existingSecret: cert-manager would write another Secret; set one of tls.existingSecret and tls.certManager.issuer" -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

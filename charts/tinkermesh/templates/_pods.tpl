@@ -85,9 +85,33 @@ TINKERMESH_{{ upper $.service }}_{{ snakecase $field | upper }}: {{ include "tin
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
   value: {{ . | quote }}
 {{- end }}
+{{- with .root.Values.tls }}
+{{- if .enabled }}
+- {name: TINKERMESH_TLS_CERT_FILE, value: /etc/tinkermesh/tls/tls.crt}
+- {name: TINKERMESH_TLS_KEY_FILE, value: /etc/tinkermesh/tls/tls.key}
+- {name: TINKERMESH_TLS_CA_FILE, value: /etc/tinkermesh/tls/ca.crt}
+- {name: TINKERMESH_TLS_SERVER_NAME, value: {{ .serverName | quote }}}
+{{- end }}
+{{- end }}
 {{- end -}}
 
-{{/* (dict "root" $ "port" 7001 "values" map): readiness and liveness of a gRPC server; the kubelet speaks gRPC since 1.24. */}}
+{{- define "tinkermesh.tlsMount" -}}
+{{- if .Values.tls.enabled }}
+- {name: tls, mountPath: /etc/tinkermesh/tls, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "tinkermesh.tlsVolume" -}}
+{{- if .Values.tls.enabled }}
+- name: tls
+  secret:
+    secretName: {{ .Values.tls.existingSecret | default (printf "%s-tls" (include "tinkermesh.fullname" .)) }}
+    defaultMode: 0440
+{{- end }}
+{{- end -}}
+
+{{/* (dict "root" $ "port" 7001 "values" map): readiness and liveness of a gRPC server. The kubelet speaks gRPC since 1.24, and
+     shows no certificate. */}}
 {{- define "tinkermesh.grpcProbes" -}}
 {{- $call := include "tinkermesh.grpcCall" . -}}
 {{- with .startupSeconds }}
@@ -109,7 +133,7 @@ livenessProbe:
 {{- end -}}
 
 {{- define "tinkermesh.grpcCall" -}}
-{{- if semverCompare ">=1.24.0-0" .root.Capabilities.KubeVersion.Version -}}
+{{- if and (semverCompare ">=1.24.0-0" .root.Capabilities.KubeVersion.Version) (not .root.Values.tls.enabled) -}}
 grpc:
   port: {{ .port }}
 {{- else -}}
@@ -118,7 +142,7 @@ exec:
 {{- end -}}
 {{- end -}}
 
-{{/* Everything a value may get wrong that a schema cannot see. */}}
+{{/* (dict "resources" map "gpus" 4) */}}
 {{- define "tinkermesh.resources" -}}
 {{- $resources := deepCopy .resources -}}
 {{- if .gpus -}}

@@ -54,6 +54,7 @@ GOMP_SPINCOUNT: "1000"
   subPath: {{ . }}
   {{- end }}
 {{- end }}
+{{- include "tinkermesh.tlsMount" .root }}
 {{- end -}}
 
 {{/* (dict "root" $ "pool" pool "shared" "1Gi") */}}
@@ -71,6 +72,7 @@ GOMP_SPINCOUNT: "1000"
 - name: model
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- include "tinkermesh.tlsVolume" .root }}
 {{- end -}}
 
 {{/* Where all pods of a single node go. */}}
