@@ -7,6 +7,7 @@
 #   make numbers     measure what is claimed of the numbers; the table is out/numbers.md
 #   make cookbook    recipes of the cookbook against real local meshes
 #   make chaos       500 seeded histories with processes killed at named points and at random; under an hour
+#   make redis       Redis killed, failing over, losing power; the contract on a cluster; ten minutes
 #   make chart-test  the Helm chart with helm 3, helm 4 and all validators
 #   make bench       measure everything that docs/performance.md quotes
 
@@ -20,7 +21,7 @@ PYTEST_ARGS ?=
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz chaos sdk-venvs sdk-matrix cookbook chart-helm chart-test clean
+.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos sdk-venvs sdk-matrix cookbook chart-helm chart-test clean
 
 help:
 	@sed -n 's/^#  *make/make/p' Makefile
@@ -103,15 +104,15 @@ fuzz: install
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 	TINKERMESH_FUZZ_EXAMPLES=1000 $(BIN)/python -m pytest -q tests/contract/gateway/test_fuzz.py
 
-# Seeded histories of clients whose mesh is killed again and again, checked bitwise; goes on where it was cut off.
-# SEEDS="17 44" plays those once more. Results and the logs of violations are in out/chaos.
-HISTORIES ?= 500
-SHARDS    ?= 3
 # Redis killed and losing power under load, with sentinels, and all of the scheduler's contract on a cluster; ten minutes.
 redis: install
 	TINKERMESH_TEST_WHOLE_REDIS=1 $(BIN)/python -m pytest -v tests/mesh/test_redis_kills.py tests/contract/scheduler/storage
 	TINKERMESH_TEST_REDIS=cluster $(BIN)/python -m pytest -q tests/contract/scheduler
 
+# Seeded histories of clients whose mesh is killed again and again, checked bitwise; goes on where it was cut off.
+# SEEDS="17 44" plays those once more. Results and the logs of violations are in out/chaos.
+HISTORIES ?= 500
+SHARDS    ?= 3
 chaos: install
 	$(BIN)/python -m tests.chaos --shards $(SHARDS) $(if $(SEEDS),--seed $(SEEDS),--histories $(HISTORIES)) $(ARGS)
 

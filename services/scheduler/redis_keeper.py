@@ -6,20 +6,25 @@ import asyncio
 import contextlib
 import logging
 import time
+from pathlib import Path
 
 from services.common.errors import InvalidInput, Unavailable
+from services.scheduler.checkup import Checkup
 from services.scheduler.settings import Settings
 from services.scheduler.startup_checks import check_redis
 from services.scheduler.store.connection import Redis
+from services.scheduler.store.consistency import ConsistencyCheck
 from services.scheduler.store.durability import Confirmation
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.libraries import LibraryShelf
 from services.scheduler.store.notices import Notices
+from services.scheduler.store.payloads import FileBlobs
 
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 4.0
 TIDY_SECONDS = 3_600.0
+RETRY_SECONDS = 1.0
 
 
 class RedisKeeper:
@@ -30,6 +35,8 @@ class RedisKeeper:
         self._functions = functions
         self._settings = settings
         self._shelf = LibraryShelf(redis, functions, settings.replica)
+        blobs = FileBlobs(Path(settings.store_root) / "payloads")
+        self._checkup = Checkup(redis, ConsistencyCheck(redis, functions, blobs), settings.replica)
         self._reconnected = asyncio.Event()
         self._tidied = time.monotonic()
         notices.on_reconnect(self._reconnected.set)
@@ -39,6 +46,7 @@ class RedisKeeper:
         self._functions.confirmation = await self._check()
         await self._functions.load()
         await self._shelf.beat()
+        await self._checkup.run(alone=await self._shelf.alone())
 
     async def _check(self) -> Confirmation | None:
         return await check_redis(self._redis, self._settings.durability, self._settings.redis_replicas)
@@ -54,6 +62,7 @@ class RedisKeeper:
                 await self._look()
             except Unavailable as error:
                 log.warning("Redis is not looked after now: %s", error)
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _look(self) -> None:
         if self._reconnected.is_set():
@@ -76,6 +85,7 @@ class RedisKeeper:
             raise Unavailable(error.message) from error
         self._functions.refusal = ""
         await self._functions.load()
+        await self._checkup.run(alone=False)
 
     async def _tidy(self) -> None:
         if time.monotonic() - self._tidied < TIDY_SECONDS:

@@ -7,6 +7,7 @@ Import the fixtures into a conftest.py::
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -91,7 +92,13 @@ class ValkeyProcess:
 
 @pytest.fixture(scope="session")
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
-    server = ValkeyProcess(tmp_path_factory.mktemp("valkey"))
+    """A cluster of three in its place with TINKERMESH_TEST_REDIS=cluster."""
+    directory = tmp_path_factory.mktemp("valkey")
+    server = ValkeyProcess(directory)
+    if os.environ.get("TINKERMESH_TEST_REDIS") == "cluster":
+        from tests.doubles.valkey_fleet import ValkeyCluster  # which is made of servers of this file
+
+        server = ValkeyCluster(directory)  # type: ignore[assignment]
     server.start()
     yield server
     server.stop()

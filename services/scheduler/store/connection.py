@@ -6,6 +6,7 @@ few commands that go to every node of a cluster: `on_each_node` and `server_now_
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import redis.asyncio as redis
@@ -26,6 +27,7 @@ Redis = redis.Redis
 CONNECT_TIMEOUT_SECONDS = 3.0
 REPLY_TIMEOUT_SECONDS = 10.0
 HEALTH_CHECK_SECONDS = 15
+SCAN_COUNT = 500
 # Sentinel and cluster clients raise instead of waiting for a free connection.
 UNBOUNDED_CONNECTIONS = 1024
 
@@ -99,11 +101,8 @@ def is_cluster(client: Redis) -> bool:
 async def on_each_node(client: Redis, command: str, *arguments: str) -> list[Any]:
     """The raw answers of every primary (of the one server, where there is no cluster)."""
     send = cast("Any", client)
-    if not is_cluster(client):
-        return [await send.execute_command(command, *arguments)]
-    if send.get_default_node() is None:
-        await send.initialize()
-    return [await send.execute_command(command, *arguments, target_nodes=node) for node in send.get_primaries()]
+    nodes = [{} if node is None else {"target_nodes": node} for node in await _nodes(client)]
+    return [await send.execute_command(command, *arguments, **node) for node in nodes]
 
 
 async def server_now_ms(client: Redis) -> int:
@@ -119,12 +118,55 @@ async def server_now_ms(client: Redis) -> int:
 
 async def scan_keys(client: Redis, cursor: int, pattern: str, count: int) -> tuple[int, list[bytes]]:
     """One step of SCAN over the keys that match; all have the same hash tag, so they lie on one node."""
+    node = await _node_of(client, pattern) if is_cluster(client) else None
+    return await _scan_step(client, cursor, pattern, count, node)
+
+
+async def scan_everywhere(client: Redis, pattern: str) -> AsyncIterator[list[bytes]]:
+    """All keys that match, on every node, in portions; a key that stays is met at least once."""
+    for node in await _nodes(client):
+        async for names in _scan(client, pattern, node):
+            yield names
+
+
+async def scan_pool(client: Redis, pattern: str) -> AsyncIterator[list[bytes]]:
+    """The same of keys that all have the hash tag of `pattern`: on the node where they lie."""
+    async for names in _scan(client, pattern, await _node_of(client, pattern) if is_cluster(client) else None):
+        yield names
+
+
+async def _scan(client: Redis, pattern: str, node: Any) -> AsyncIterator[list[bytes]]:
+    cursor = 0
+    while True:
+        cursor, names = await _scan_step(client, cursor, pattern, SCAN_COUNT, node)
+        yield names
+        if cursor == 0:
+            return
+
+
+async def _scan_step(client: Redis, cursor: int, pattern: str, count: int, node: Any) -> tuple[int, list[bytes]]:
     send = cast("Any", client)
-    if not is_cluster(client):
+    if node is None:
         cursor, names = await send.scan(cursor, match=pattern, count=count)
         return int(cursor), names
-    if send.get_default_node() is None:
-        await send.initialize()
-    node = send.get_node_from_key(pattern)
     cursors, names = await send.scan(cursor, match=pattern, count=count, target_nodes=node)
     return int(next(iter(cursors.values()))), names
+
+
+async def _nodes(client: Redis) -> list[Any]:
+    """The primaries of a cluster; [None] for one server."""
+    if not is_cluster(client):
+        return [None]
+    return list((await _known(client)).get_primaries())
+
+
+async def _node_of(client: Redis, key: str) -> Any:
+    return (await _known(client)).get_node_from_key(key)
+
+
+async def _known(client: Redis) -> Any:
+    """The cluster's client, once it has asked for the nodes."""
+    send = cast("Any", client)
+    if send.get_default_node() is None:
+        await send.initialize()
+    return send

@@ -34,6 +34,8 @@ TENANTS = f"{PREFIX}:{{dir}}:tenants"  # hash: tenant id -> JSON of tenancy.reco
 LAYOUT = f"{PREFIX}:{{dir}}:layout"  # number of the layout of all this (store/functions.py)
 REPLICAS = f"{PREFIX}:{{dir}}:replicas"  # hash replica -> JSON: layout, library, seen_ms
 LIBRARIES = f"{PREFIX}:{{dir}}:libraries"  # zset function library -> last used, unix ms
+CHECKUP = f"{PREFIX}:{{dir}}:checkup"  # hash: life (of the server that was checked), report (JSON)
+CHECKUP_LOCK = f"{PREFIX}:{{dir}}:checkup_lock"  # the replica that checks now
 PROBE = f"{PREFIX}:{{dir}}:probe"  # written to see what WAITAOF does
 TENANCY_VERSION = f"{PREFIX}:{{dir}}:tenancy_version"  # number of changes to the two above
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 from redis.asyncio import Redis
 
 from services.common.errors import InvalidInput
 from services.scheduler.store import keys
-from services.scheduler.store.connection import on_each_node
+from services.scheduler.store.connection import on_each_node, server_now_ms
 from services.scheduler.store.functions import LAYOUT, Functions
 from services.scheduler.store.outages import reaching_redis
 
@@ -45,6 +46,14 @@ class LibraryShelf:
                 f"replica {met.decode()} of an older layout still works on this Redis, and could not read what this "
                 f"release (layout {self._layout}) writes: stop the old replicas first"
             )
+
+    async def alone(self) -> bool:
+        """Whether no other replica is alive."""
+        with reaching_redis():
+            entries = await cast("Any", self._redis).hgetall(keys.REPLICAS)
+            now = await server_now_ms(self._redis)
+        others = [row for name, row in entries.items() if name.decode() != self._replica]
+        return all(now - msgspec.json.decode(row)["seen_ms"] > ALIVE_MS for row in others)
 
     async def leave(self) -> None:
         await self._functions.call("library_leave", [keys.REPLICAS], self._replica)

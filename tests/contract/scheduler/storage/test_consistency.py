@@ -1,0 +1,226 @@
+"""Every class of damage, planted by hand: the check finds it, repairs or reports it, and finds nothing afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+from tinkermesh.v1 import types_pb2 as types
+
+from services.scheduler.checkup import Checkup
+from services.scheduler.store import keys
+from services.scheduler.store.consistency import ConsistencyCheck, Finding
+from services.scheduler.store.functions import Functions
+from services.scheduler.store.payloads import FileBlobs, Pending, Upload
+from services.scheduler.store.sampling import SampleToAdmit, SamplingSession, SamplingStore
+from services.scheduler.store.sequences import SequenceStore
+from services.scheduler.store.sessions import SessionStore
+from services.scheduler.store.training import NewModel, Settlement, Submission, UnitItem
+from tests.contract.scheduler.test_training_functions import MODEL, POOL, SESSION, Bench, item, submission
+
+SAMPLER = f"{SESSION}:sample:0:{POOL}"
+LIMITS = "limits 0 0 0 0 0 0"
+DAY_MS = 86_400_000
+
+
+class Site:
+    """Bench's model with a batch (b, with a payload), a step (o); a settled batch (d); a sample (x) that waits."""
+
+    def __init__(self, redis: Redis, functions: Functions, blobs: FileBlobs) -> None:
+        self.redis = cast("Any", redis)
+        self.bench = Bench(redis, functions)
+        self.check = ConsistencyCheck(redis, functions, blobs)
+        self.samples = SamplingStore(redis, functions, SequenceStore(redis, functions, keep_ms=DAY_MS))
+        self.sessions = SessionStore(redis, functions)
+        self.blobs = blobs
+
+    async def prepare(self) -> None:
+        bench, store = self.bench, self.bench.store
+        bench.term = (await bench._leases.acquire(POOL, "replica", 60_000)).term
+        await store.adopt(POOL, bench.term, "life", 2)
+        await store.create(POOL, submission("c", "0", "create", 1), NewModel("base", b"", ""))
+        await bench.issue("u-create", UnitItem(m=MODEL, s=0, o="create", k="c", c=1))
+        await bench.settle("u-create", Settlement("loaded", b"result", "1", b""))
+        await store.submit(POOL, submission("d", "1"))
+        await bench.issue("u-done", item("d", 0, 3))
+        await bench.settle("u-done", Settlement("part", b"numbers"))
+        await store.submit(POOL, self.with_payload("b", "2"))
+        await store.submit(POOL, submission("o", "3", "optim_step", 1))
+        await self.samples.open(POOL, SamplingSession(SAMPLER, "tenant", SESSION, "base", "", "", ""))
+        await self.samples.admit(POOL, sample("x", 1), 10, DAY_MS)
+        await self.sessions.create(SESSION, "tenant", {})
+
+    def with_payload(self, key: str, seq: str) -> Submission:
+        pending = Pending(Upload(f"up-{key}", 1), {keys.payload(POOL, f"up-{key}", 0): b"tokens"})
+        return replace(submission(key, seq), payload=pending, payload_bytes=6)
+
+    async def run(self, *, alone: bool = False) -> list[Finding]:
+        return [*await self.check.pool(POOL, alone=alone), *await self.check.sessions()]
+
+    async def kinds(self, *, alone: bool = False) -> set[str]:
+        return {finding.kind for finding in await self.run(alone=alone)}
+
+    async def row(self, key: str, field: str) -> str:
+        return ((await self.redis.hget(keys.req(POOL, key), field)) or b"").decode()
+
+    async def failure(self, key: str) -> str:
+        data = await self.redis.hget(keys.req(POOL, key), "result")
+        return types.Result.FromString(data).failure.message
+
+
+def sample(key: str, seq: int) -> SampleToAdmit:
+    return SampleToAdmit(SAMPLER, key, "tenant", "f", seq, "s0", b"command", "", b"", LIMITS)
+
+
+@pytest.fixture
+async def site(redis_client: Redis, functions: Functions, tmp_path: Path) -> Site:
+    made = Site(redis_client, functions, FileBlobs(tmp_path))
+    await made.prepare()
+    return made
+
+
+async def test_a_sound_store_has_nothing_to_repair(site: Site) -> None:
+    before = await dump(site)
+    assert await site.run(alone=True) == []
+    assert await dump(site) == before
+
+
+async def dump(site: Site) -> dict[bytes, bytes]:
+    return {name: await site.redis.dump(name) for name in await site.redis.keys("*")}
+
+
+Damage = Callable[[Site], Awaitable[Any]]
+PLANTED: dict[str, Damage] = {
+    "queued_without_row": lambda s: s.redis.hset(keys.queue(POOL, MODEL), "9", "nothing"),
+    "row_not_queued": lambda s: s.redis.hdel(keys.queue(POOL, MODEL), "2"),
+    "row_without_id": lambda s: s.redis.hset(keys.req(POOL, "stray"), "flying", "-1"),
+    "row_without_model": lambda s: s.redis.hset(keys.req(POOL, "o"), "parent", "s:train:9"),
+    "payload_lost": lambda s: s.redis.delete(keys.payload(POOL, "up-b", 0)),
+    "payload_with_ttl": lambda s: s.redis.expire(keys.payload(POOL, "up-b", 0), 500),
+    "payload_without_row": lambda s: s.redis.set(keys.payload(POOL, "stray", 0), b"x"),
+    "output_without_row": lambda s: s.redis.hset(keys.outputs(POOL, "stray"), "0", b"x"),
+    "result_lost": lambda s: s.redis.delete(keys.outputs(POOL, "d")),
+    "result_without_end": lambda s: s.redis.zrem(keys.expiring(POOL), "d"),
+    "settled_but_charged": lambda s: s.redis.hset(keys.req(POOL, "d"), "charged", "5"),
+    "running_without_unit": lambda s: s.redis.hset(
+        keys.req(POOL, "b"), mapping={"state": "running", "flying": "1", "units": "gone"}
+    ),
+    "unit_without_record": lambda s: s.redis.sadd(keys.running_units(POOL), "gone"),
+    "unit_not_listed": lambda s: s.redis.hset(keys.unit(POOL, "u"), mapping={"state": "running", "items": "[]"}),
+    "slot_without_model": lambda s: s.redis.hset(keys.slots(POOL), "1", "s:train:8"),
+    "model_not_active": lambda s: s.redis.zrem(keys.active(POOL), MODEL),
+    "sample_not_queued": lambda s: s.redis.zrem(keys.pending_samples(POOL), "x"),
+    "sample_not_listed": lambda s: s.redis.srem(keys.open_samples(POOL, SAMPLER), "x"),
+    "index_without_row": lambda s: s.redis.zadd(keys.expiring(POOL), {"stray": 1}),
+    "session_not_listed": lambda s: s.redis.zrem(keys.SESSIONS, SESSION),
+    "usage_wrong": lambda s: s.redis.hincrby(keys.usage(POOL, "tenant"), "open", 7),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+async def test_each_class_of_damage_is_found_and_gone_afterwards_GAP_16(site: Site, kind: str) -> None:
+    await PLANTED[kind](site)
+    assert kind in await site.kinds(alone=True)
+    assert await site.run(alone=True) == []
+
+
+async def test_a_command_outside_its_queue_runs_in_its_place(site: Site) -> None:
+    await site.redis.hdel(keys.queue(POOL, MODEL), "2")
+    await site.run()
+    assert await site.redis.hget(keys.queue(POOL, MODEL), "2") == b"b"
+    assert await site.bench.issue("u", item("b", 0, 3))
+
+
+async def test_a_command_whose_place_has_passed_fails(site: Site) -> None:
+    await site.redis.hset(keys.model(POOL, MODEL), "next_seq", "3")
+    await site.redis.hdel(keys.queue(POOL, MODEL), "2")
+    await site.run()
+    assert await site.row("b", "state") == "failed"
+    assert "lost its place" in await site.failure("b")
+
+
+async def test_a_lost_payload_fails_its_command_in_its_turn_and_the_model_goes_on(site: Site) -> None:
+    await site.redis.delete(keys.payload(POOL, "up-b", 0))
+    await site.run()
+    assert "lost by the store" in await site.failure("b")
+    step = UnitItem(m=MODEL, s=0, o="optim_step", k="o", f=0, n=1)
+    assert await site.bench.issue("u", step)
+
+
+async def test_a_lost_payload_file_is_found_too(site: Site, tmp_path: Path) -> None:
+    name = f"blob-{POOL}.b.1"
+    await site.blobs.put(name, b"tokens")
+    await site.redis.hset(keys.req(POOL, "b"), "upload", name)
+    assert await site.kinds() == {"payload_without_row"}  # the segment it had before
+    await site.blobs.delete(name)
+    assert await site.kinds() == {"payload_lost"}
+    assert "lost by the store" in await site.failure("b")
+
+
+async def test_a_lost_record_of_a_running_unit_closes_its_model_naming_the_checkpoint(site: Site) -> None:
+    await site.redis.hset(keys.model(POOL, MODEL), "last_checkpoint", "tinker://s:train:0/weights/a")
+    await site.bench.issue("u", item("b", 0, 3))
+    await site.redis.delete(keys.unit(POOL, "u"))
+    assert await site.kinds() >= {"running_without_unit", "unit_without_record"}
+    assert await site.redis.hget(keys.model(POOL, MODEL), "state") == b"closed"
+    assert "restore from tinker://s:train:0/weights/a" in await site.failure("b")
+
+
+async def test_a_unit_that_names_a_lost_command_is_reported_only(site: Site) -> None:
+    await site.bench.issue("u", item("b", 0, 3))
+    await site.redis.delete(keys.req(POOL, "b"))
+    assert "unit_without_row" in await site.kinds()
+    assert await site.redis.sismember(keys.running_units(POOL), "u")
+
+
+async def test_a_lost_result_is_told_and_not_executed_again(site: Site) -> None:
+    await site.redis.delete(keys.outputs(POOL, "d"))
+    await site.run()
+    assert await site.row("d", "state") == "failed"
+    assert "executed, but its result was lost" in await site.failure("d")
+
+
+async def test_a_create_that_waits_nowhere_waits_again(site: Site) -> None:
+    second = replace(submission("c2", "0", "create", 1), model_id="s:train:1")
+    await site.bench.store.create(POOL, second, NewModel("base", b"", ""))
+    await site.redis.zrem(keys.creates(POOL), "s:train:1")
+    assert await site.kinds() == {"create_not_queued"}
+    assert await site.redis.zscore(keys.creates(POOL), "s:train:1") is not None
+
+
+async def test_leftovers_of_a_closed_model_go(site: Site) -> None:
+    await site.redis.hset(keys.model(POOL, MODEL), "state", "closed")
+    assert await site.kinds() >= {"row_of_closed_model", "index_of_closed_model", "slot_without_model"}
+    assert await site.row("b", "state") == await site.row("o", "state") == "failed"
+    assert await site.redis.hget(keys.slots(POOL), "0") == f"unload:{MODEL}".encode()
+
+
+async def test_usage_is_counted_only_by_who_is_alone(site: Site) -> None:
+    await site.redis.hincrby(keys.usage(POOL, "tenant"), "bytes", 1000)
+    assert await site.run(alone=False) == []
+    (found,) = await site.run(alone=True)
+    assert found == Finding("usage_wrong", "tenant bytes 1013 instead of 13")
+
+
+async def test_the_check_runs_once_for_each_life_of_the_server_and_for_who_starts_alone(site: Site) -> None:
+    await site.redis.sadd(keys.POOLS, POOL)
+    checkup = Checkup(site.redis, site.check, "me")
+    plant = PLANTED["row_without_id"]
+    await plant(site)
+    assert [one.kind for one in await checkup.run(alone=False)] == ["row_without_id"]
+    await plant(site)
+    assert await checkup.run(alone=False) == []
+    assert len(await checkup.run(alone=True)) == 1
+    report = msgspec.json.decode(await site.redis.hget(keys.CHECKUP, "report"))
+    assert report == {"replica": "me", "findings": {"row_without_id": 1}}
+    await site.redis.hset(keys.CHECKUP, "life", "another server's")
+    await plant(site)
+    await site.redis.set(keys.CHECKUP_LOCK, "other", px=60_000)
+    assert await checkup.run(alone=True) == []  # another replica is at it
+    await site.redis.delete(keys.CHECKUP_LOCK)
+    assert len(await checkup.run(alone=False)) == 1
