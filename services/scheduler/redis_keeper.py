@@ -66,8 +66,12 @@ class RedisKeeper:
 
     async def _look(self) -> None:
         if self._reconnected.is_set():
-            await self._again()
-            self._reconnected.clear()
+            self._reconnected.clear()  # before the look: what reconnects meanwhile may be yet another server
+            try:
+                await self._again()
+            except Unavailable:
+                self._reconnected.set()
+                raise
         if not self._functions.refusal:
             await self._shelf.beat()
             await self._tidy()
