@@ -9,9 +9,14 @@ import msgspec
 import pytest
 
 from services.gateway.connection import MAX_HEADER_BYTES
+from services.gateway.links import LINK_SECONDS
+from services.gateway.routes.checkpoints import CHECKPOINTS_PER_PAGE, RUNS_PER_PAGE
+from services.gateway.routes.history import SESSIONS_PER_PAGE
 from services.gateway.settings import Limits, Settings
 from services.gateway.validation.losses import RULES
 from services.gateway.wire.json_body import METADATA_BYTES
+from services.gateway.wire.queries import LARGEST_PAGE
+from services.scheduler.catalog.sessions import LOOKED_AT_MOST
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.settings import Settings as SchedulerSettings
 from services.trainer.losses import OBJECTIVES
@@ -57,9 +62,15 @@ LOSSES = [
     f"A request may hold {GATEWAY.max_targets_per_position} targets per position",
     f"and {GATEWAY.max_targets_per_request:,} in all",
 ]
+REST = [
+    f"`limit` is 1 to {LARGEST_PAGE:,} (default {RUNS_PER_PAGE} for runs and sessions, {CHECKPOINTS_PER_PAGE} for ch",
+    f"A search looks at\n{LOOKED_AT_MOST:,} sessions at most",
+    f"More than {GATEWAY.max_downloads_per_tenant} downloads at once",
+]
 FIGURES = [("operate", text) for text in OPERATE]
 FIGURES += [("sampling", text) for text in SAMPLING]
 FIGURES += [("losses", text) for text in LOSSES]
+FIGURES += [("rest", text) for text in REST]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +83,11 @@ FIGURES += [("losses", text) for text in LOSSES]
 )
 def test_a_page_says_the_real_figure(name: str, text: str) -> None:
     assert text in page(name)
+
+
+def test_the_page_of_lists_says_how_long_links_and_pages_are() -> None:
+    assert LINK_SECONDS == 3600 and "without a key for an hour" in page("rest")
+    assert RUNS_PER_PAGE == SESSIONS_PER_PAGE
 
 
 def test_pages_name_settings_that_exist() -> None:

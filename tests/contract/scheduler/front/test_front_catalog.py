@@ -54,11 +54,14 @@ async def test_an_end_comes_true_and_the_files_go_API_11(owner: Owner) -> None:
 
 
 async def test_an_end_that_is_taken_back_does_not_come(owner: Owner) -> None:
-    path = await owner.save("a", 3600)
-    await owner.ttl(path, None)
-    assert (await owner.listed())[0].expires_unix_ms == 0
-    await owner.ttl(path, 60)
-    assert (await owner.listed())[0].expires_unix_ms > 0
+    kept, other = await owner.save("kept"), await owner.save("other")
+    await owner.ttl(kept, 3)
+    assert {one.path: bool(one.expires_unix_ms) for one in await owner.listed()} == {kept: True, other: False}
+    await owner.ttl(kept, None)
+    await owner.ttl(other, 3)  # ends later than the other would have
+    await eventually(lambda: not owner.files(other))
+    assert [(one.path, one.expires_unix_ms) for one in await owner.listed()] == [(kept, 0)]
+    assert owner.files(kept)
 
 
 async def test_a_deletion_that_broke_off_is_completed_by_the_sweep(owner: Owner, redis_client: Redis) -> None:

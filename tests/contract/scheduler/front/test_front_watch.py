@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from redis.asyncio import Redis
@@ -25,7 +24,7 @@ from tests.contract.scheduler.front.mesh import (
     watching,
     whole,
 )
-from tests.doubles.eventually import eventually
+from tests.doubles.eventually import SOON, eventually
 
 FEW = 60  # what a replica reads by itself in a second or two; far below the 1,000 waits
 
@@ -42,18 +41,19 @@ async def _cancel(replica: Replica, request_id: str) -> None:
     await replica.scheduler.Cancel(pb.CancelRequest(tenant_id=ALICE, request_id=request_id))
 
 
-async def test_settlement_at_one_replica_reaches_a_waiter_at_another_FUT_03(mesh: FrontMesh) -> None:
+async def test_settlement_at_one_replica_reaches_a_waiter_at_another_FUT_03(
+    mesh: FrontMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "REREAD_SECONDS", 3600.0)  # only the message may tell
     first, second = await mesh.replica(), await mesh.replica()
     (request_id,) = await _waiting_samples(first, 1)
     async with watching(first) as watch:
         await watch.add(request_id)
         await eventually(lambda: _open_waits(first, 1))
-        started = time.monotonic()
         await _cancel(second, request_id)
-        event = await watch.next()
+        event = await watch.next(SOON)
         assert event.state == pb.WATCH_STATE_SETTLED
         assert event.result.failure.message == "cancelled"
-        assert time.monotonic() - started < 2.0
 
 
 async def test_watch_answers_what_is_settled_unknown_or_foreign_FUT_02(replica: Replica) -> None:
@@ -92,21 +92,19 @@ async def test_explanation_of_a_pending_sample_FUT_09(replica: Replica, start_sa
 
 
 async def test_one_settlement_among_a_thousand_waits_costs_few_commands_FUT_07(
-    mesh: FrontMesh, redis_client: Redis
+    mesh: FrontMesh, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(watch_module, "REREAD_SECONDS", 3600.0)  # only the message may tell
     replica = await mesh.replica(registration_seconds=0.1)
     request_ids = await _waiting_samples(replica, 1_000)
     async with watching(replica) as watch:
         await watch.add(*request_ids)
         await eventually(lambda: _open_waits(replica, 1_000))
         before = await _quiet(redis_client)
-        started = time.monotonic()
         await _cancel(replica, request_ids[500])
-        event = await watch.next()
-        waited = time.monotonic() - started
+        event = await watch.next(SOON)
         assert event.request_id == request_ids[500]
         assert await _reads(redis_client) - before < FEW
-        assert waited < 2.0  # the benchmark measures it; this only refuses polling
         tasks = len(asyncio.all_tasks())
         assert tasks < 100, "a wait must not cost a task"
 
