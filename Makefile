@@ -8,6 +8,7 @@
 #   make cookbook    recipes of the cookbook against real local meshes
 #   make chaos       500 seeded histories with processes killed at named points and at random; under an hour
 #   make redis       Redis killed, failing over, losing power; the contract on a cluster; ten minutes
+#   make soak        MINUTES=60 of random kills under the load of eight tenants
 #   make chart-test  the Helm chart with helm 3, helm 4 and all validators
 #   make bench       measure everything that docs/performance.md quotes
 
@@ -21,7 +22,7 @@ PYTEST_ARGS ?=
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos sdk-venvs sdk-matrix cookbook chart-helm chart-test clean
+.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos soak sdk-venvs sdk-matrix cookbook chart-helm chart-test clean
 
 help:
 	@sed -n 's/^#  *make/make/p' Makefile
@@ -115,6 +116,10 @@ HISTORIES ?= 500
 SHARDS    ?= 3
 chaos: install
 	$(BIN)/python -m tests.chaos --shards $(SHARDS) $(if $(SEEDS),--seed $(SEEDS),--histories $(HISTORIES)) $(ARGS)
+
+MINUTES ?= 60
+soak: install
+	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache

@@ -84,10 +84,10 @@ class History:
         return replace(self, faults=())
 
 
-def make(seed: int, victims: tuple[str, ...] = KINDS) -> History:
-    """The history of `seed`; the same for the same `victims` for ever."""
+def make(seed: int, victims: tuple[str, ...] = KINDS, tenants: int = 0) -> History:
+    """The history of `seed`; the same for the same `victims` and `tenants` (0 = one to three) for ever."""
     rng = random.Random(f"history {seed}")
-    tenants = rng.randint(1, 3)
+    tenants = tenants or rng.randint(1, 3)
     models: list[ModelPlan] = []
     for tenant in range(tenants):
         models += _models(rng, len(models), tenant)

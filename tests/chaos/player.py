@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.chaos.client import ClientSaw, RetryingClient, Seen
@@ -33,6 +34,7 @@ class Done:
     command: Command
     request_id: str = ""
     body: bytes = b""
+    sent: float = 0.0
     samples: list[Sampled] = field(default_factory=list)
 
 
@@ -60,8 +62,13 @@ class Run:
 
 
 class Player:
-    def __init__(self, history: History, urls: list[str], keys: Sequence[str]) -> None:
+    """`settled` hears of each training command: when it was sent, on the monotonic clock."""
+
+    def __init__(
+        self, history: History, urls: list[str], keys: Sequence[str], settled: Callable[[float], None] = lambda _: None
+    ) -> None:
         self.run = Run(history)
+        self._settled = settled
         self._rng = random.Random(f"client {history.seed}")
         self._clients = [
             RetryingClient(
@@ -157,8 +164,9 @@ class Player:
         route, body = request_of(model, command)
         if route == "/save_weights_for_sampler" and not command.name:
             body = {**body, "sampling_session_seq_id": self._sampler_number(model)}
+        sent = time.monotonic()
         answer = await self._client(model).post(route, body, again=command.again)
-        done = Done(command, answer["request_id"])
+        done = Done(command, answer["request_id"], sent=sent)
         if command.kind == "snapshot":
             await self._sample(model, done)
         return done
@@ -192,6 +200,8 @@ class Player:
         if not done.body:
             protobuf = done.command.kind in ("fb", "forward")
             done.body = await self._client(model).future(done.request_id, protobuf=protobuf)
+            if done.sent:
+                self._settled(done.sent)
 
     async def _unload(self, model: ModelRun) -> None:
         body = {"model_id": model.model_id, "type": "unload_model"}
