@@ -17,12 +17,16 @@ from services.common.errors import InvalidInput, TinkermeshError, TooLarge
 from services.gateway.errors import error_body
 
 MAX_HEADER_BYTES = 64 * 1024
+IDLE_CLOSE_SECONDS = 1.0
 
 
 class Connection(HttpToolsProtocol):  # type: ignore[misc]  # untyped here
     """Closed after `header_seconds` without a whole header, counted from its opening or the request's first byte.
 
     Larger headers are answered 431, what is not HTTP at all 400, both as JSON like every refusal.
+
+    When the server stops, whatever still arrives is answered with ``connection: close``. An idle connection is
+    closed only after IDLE_CLOSE_SECONDS: a client may just be sending, and would lose that request.
     """
 
     def __init__(self, *arguments: Any, header_seconds: float, **named: Any) -> None:
@@ -31,6 +35,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]  # untyped here
         self._header_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None  # set while a header is awaited
         self._too_large = False
+        self._stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -57,6 +62,22 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]  # untyped here
             raise TooLarge("headers")  # ends the parsing; `data_received` then sends the answer
         self._header_came()
         super().on_headers_complete()
+        if self._stopping:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        self._stopping = True
+        if self._idle():
+            self.loop.call_later(IDLE_CLOSE_SECONDS, self._close_idle)
+        else:
+            self.cycle.keep_alive = False
+
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _close_idle(self) -> None:
+        if self._idle():
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         if self._too_large:

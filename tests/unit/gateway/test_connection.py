@@ -27,9 +27,14 @@ async def answers_at_once(scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.fixture
-async def port() -> AsyncIterator[int]:
+def state() -> ServerState:
+    return ServerState()
+
+
+@pytest.fixture
+async def port(state: ServerState) -> AsyncIterator[int]:
     config = uvicorn.Config(answers_at_once, ws="none", log_config=None, timeout_keep_alive=60)
-    connection = partial(Connection, config, ServerState(), {}, header_seconds=HEADER_SECONDS)
+    connection = partial(Connection, config, state, {}, header_seconds=HEADER_SECONDS)
     server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
     yield server.sockets[0].getsockname()[1]
     server.close()
@@ -126,3 +131,20 @@ async def test_body_may_take_longer_than_a_header_and_be_larger(port: int) -> No
     await peer.send(b"{" * (size - size // 2))
     await peer.send(b"GET /api/v1/healthz HTTP/1.1\r\nhost: x\r\n\r\n")
     assert (await peer.answer())[0] == 200
+
+
+async def test_a_request_that_meets_the_stop_is_still_answered(port: int, state: ServerState) -> None:
+    """uvicorn alone closes idle connections at once, and the client that was just sending loses its request."""
+    sending, idle = await Peer.of(port), await Peer.of(port)
+    for peer in (sending, idle):
+        await peer.send(b"GET /first HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert await peer.answer() == (200, {"path": "/first"})
+    for connection in list(state.connections):
+        connection.shutdown()
+    await sending.send(b"GET /second HTTP/1.1\r\nhost: a\r\n\r\n")
+    async with asyncio.timeout(10):
+        told = await sending.reader.read()
+    assert told.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in told.lower()
+    assert told.endswith(b'{"path":"/second"}'), "and then it is closed"
+    assert await idle.closed()
