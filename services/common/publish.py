@@ -5,6 +5,9 @@
     <name>                    relative link to the current version, swung by one replace
 
 Readers of <name> see the old version or the new one, never a mixture and never nothing.
+
+With a stage (services/common/publication_fence.py) what is being written and the new link lie there
+until the rename or link that makes them visible.
 """
 
 from __future__ import annotations
@@ -28,12 +31,19 @@ from services.common.tinker_path import SAMPLER_WEIGHTS, check_name
 _OWN = re.compile(rf"(?:{TEMPORARY_PREFIX}|{VERSION_PREFIX})(.+)_[0-9a-f]{{32}}")
 _TRASH = f"{TEMPORARY_PREFIX}trash"
 
+Stage = Callable[[], Path | None]
+"""Where to prepare; None = beside the public name. Raises StaleFence when this process may not publish any more."""
+
 Reached = Callable[[str], None]
 """Told each step as it is done; tests stop the process there."""
 
 
 def _nothing(step: str) -> None:
     pass
+
+
+def _beside() -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +87,38 @@ def check_free(public: Path, claim: Claim) -> None:
         raise StaleFence(f"{public.name} was published under the newer term {current['term']}")
 
 
-def publish(public: Path, fill: Callable[[Path], None], claim: Claim, *, reached: Reached = _nothing) -> Path:
+def publish(
+    public: Path,
+    fill: Callable[[Path], None],
+    claim: Claim,
+    *,
+    reached: Reached = _nothing,
+    stage: Stage = _beside,
+) -> Path:
     """Writes a new version by `fill` and makes `public` name it; answers the version directory.
 
     Of several attempts at once to publish the same without `overwrite`, the first to link its version
     wins, and all answer that one.
 
-    Raises InvalidInput or StaleFence as `check_free`, OSError when the store cannot take it;
-    the public name is then what it was before.
+    Raises InvalidInput or StaleFence as `check_free`, StaleFence as `stage`, OSError when the store
+    cannot take it; the public name is then what it was before.
     """
+    place = stage() or public.parent
+    try:
+        return _publish(public, place, fill, claim, reached)
+    except OSError:
+        stage()  # the place was taken away
+        raise
+
+
+def _publish(public: Path, place: Path, fill: Callable[[Path], None], claim: Claim, reached: Reached) -> Path:
     if not claim.overwrite and (earlier := _own_version(public, claim)) is not None:
         return earlier
     _make_parents(public.parent)
     if claim.alone:
         discard_residue(public)
     unique = uuid.uuid4().hex
-    temporary = public.parent / f"{TEMPORARY_PREFIX}{public.name}_{unique}"
+    temporary = place / f"{TEMPORARY_PREFIX}{public.name}_{unique}"
     version = public.parent / f"{VERSION_PREFIX}{public.name}_{unique}"
     try:
         temporary.mkdir()
@@ -104,7 +130,7 @@ def publish(public: Path, fill: Callable[[Path], None], claim: Claim, *, reached
             return earlier
         _seal(temporary, version)
         reached("renamed")
-        return _swing(public, version, claim, reached)
+        return _swing(public, place, version, claim, reached)
     except BaseException:  # nothing is handled here: half-written files go, the cause goes on
         _clean_up(public, temporary, version)
         raise
@@ -149,42 +175,54 @@ def collect_garbage(parent: Path, grace_seconds: float, now: float | None = None
     return removed
 
 
-def _swing(public: Path, version: Path, claim: Claim, reached: Reached) -> Path:
+def _swing(public: Path, place: Path, version: Path, claim: Claim, reached: Reached) -> Path:
     """Makes `public` a relative link to `version`; the last look at who holds the name is here.
 
     Answers what it names then: another attempt's version, if that was first and `claim` does not overwrite.
     """
     check_free(public, claim)
     if not claim.overwrite:
-        if (first := _link_new(public, version, claim)) != version:
+        if (first := _link_new(public, place, version, claim)) != version:
             _discard(version)
             return first
     elif public.is_symlink():
-        _replace_link(public, version, reached)
+        _replace_link(public, place, version, reached)
     else:
-        _link_new(public, version, claim)
+        _link_new(public, place, version, claim)
     _sync(public.parent)
     reached("published")
     return version
 
 
-def _replace_link(public: Path, version: Path, reached: Reached) -> None:
+def _prepared_link(public: Path, place: Path, version: Path) -> Path:
+    link = place / f"{TEMPORARY_PREFIX}{public.name}_{uuid.uuid4().hex}"
+    link.symlink_to(version.name)
+    return link
+
+
+def _replace_link(public: Path, place: Path, version: Path, reached: Reached) -> None:
+    link = _prepared_link(public, place, version)
     with contextlib.suppress(FileNotFoundError):
         os.utime(public.resolve())  # its grace period starts now
-    link = public.parent / f"{TEMPORARY_PREFIX}{public.name}_{uuid.uuid4().hex}"
-    link.symlink_to(version.name)
     reached("linked")
     link.replace(public)
 
 
-def _link_new(public: Path, version: Path, claim: Claim) -> Path:
+def _link_new(public: Path, place: Path, version: Path, claim: Claim) -> Path:
     """What `public` names afterwards."""
-    try:
-        public.symlink_to(version.name)  # fails if another took the name since the look
+    link = _prepared_link(public, place, version) if place != public.parent else None
+    try:  # either fails if another took the name since the look
+        if link is None:
+            public.symlink_to(version.name)
+        else:
+            os.link(link, public, follow_symlinks=False)
     except FileExistsError as error:
         if not claim.overwrite and (first := _own_version(public, claim)) is not None:
             return first
         raise InvalidInput(f"name {public.name!r} was taken a moment ago; pick another name") from error
+    finally:
+        if link is not None:
+            link.unlink(missing_ok=True)
     return version
 
 

@@ -16,14 +16,15 @@ from types import FrameType
 import torch
 from tinkermesh.v1.types_pb2 import PoolFacts
 
-from services.common.errors import InvalidInput, Unavailable
+from services.common.errors import InvalidInput, StaleFence, Unavailable
+from services.common.publication_fence import PublicationFence
 from services.trainer import facts as pool
 from services.trainer.artifacts import ArtifactWriter
 from services.trainer.checkpoint import Origin
 from services.trainer.engine import Engine, EngineSpec
 from services.trainer.executor import Executed, Executor
 from services.trainer.failures import RanksDiverged
-from services.trainer.fence import Fence
+from services.trainer.fence import Fence, refused
 from services.trainer.passes import PassLimits
 from services.trainer.rank_loop import Commands, Stop, follow, lead
 from services.trainer.ranks import Ranks, join
@@ -113,6 +114,7 @@ class Leader:
         self._ranks = ranks
         self._commands = commands
         self._fence = Fence(uuid.uuid4().hex)
+        self._publications = PublicationFence(Path(settings.store_root), facts.pool, self._fence.incarnation)
         self._records = UnitRecords()
         self._thread = ServiceThread(self._failed)
         self._writer = ArtifactWriter(
@@ -122,6 +124,7 @@ class Leader:
             self._failed,
             pending=settings.max_pending_artifacts,
             grace_seconds=settings.version_grace_seconds,
+            fence=self._publications,
         )
         self._executor = _executor(settings, facts, engine, ranks, self._writer)
         self._identity = Identity(settings.trainer_id or f"trainer-{facts.pool}", facts, ranks.control.world)
@@ -131,6 +134,7 @@ class Leader:
             self._records,
             self._executor.commands.table,
             commands.put,
+            self._raise_publication_fence,
             max_unit_bytes=settings.max_unit_mib * MEBIBYTE,
         )
 
@@ -147,6 +151,16 @@ class Leader:
             self._shut_down_after_failure()
             raise
         self._shut_down()
+
+    def _raise_publication_fence(self, token: int) -> None:
+        try:
+            self._publications.raise_to(token)
+        except StaleFence as error:
+            fence = self._fence
+            refused("Takeover", error.message, term=fence.term, incarnation=fence.incarnation)
+            if superseded := self._publications.superseded:
+                self._failed(StaleFence(superseded))
+            raise
 
     def _finished(self, unit_id: str, executed: Executed) -> None:
         self._thread.post(self._records.finish, unit_id, executed.outcome, executed.payload)

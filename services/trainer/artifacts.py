@@ -17,13 +17,15 @@ from tinkermesh.v1 import trainer_pb2 as pb
 
 from services.common import logs
 from services.common.artifact_meta import encode_meta
-from services.common.errors import TinkermeshError, Unavailable, UserError
+from services.common.errors import StaleFence, TinkermeshError, Unavailable, UserError
+from services.common.publication_fence import PublicationFence
 from services.common.publish import Claim, Reached, check_free, collect_garbage, public_path, publish
 from services.common.store import relative
 from services.common.telemetry import span
 from services.trainer import checkpoint
 from services.trainer.engine import SlotImage
 from services.trainer.failures import Status, to_failure
+from services.trainer.fence import refused
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class ArtifactWriter:
         *,
         pending: int,
         grace_seconds: float,
+        fence: PublicationFence,
         reached: Reached | None = None,
     ) -> None:
         self._root = root
@@ -73,6 +76,7 @@ class ArtifactWriter:
         self._published = published
         self._failed = failed
         self._grace = grace_seconds
+        self._fence = fence
         self._reached = reached or (lambda step: None)
         self._queue: queue.Queue[Artifact | None] = queue.Queue(maxsize=pending)
         self._drained = threading.Event()
@@ -83,6 +87,7 @@ class ArtifactWriter:
 
     def admit(self, destination: Destination) -> None:
         """A look before the capture. Raises InvalidInput, StaleFence, Unavailable when too many wait."""
+        self._fence.stage()
         if self._queue.full():
             raise Unavailable("too many saves wait to be written; the store is slow, try again later")
         check_free(public_path(self._root, destination.directory), destination.claim())
@@ -112,6 +117,8 @@ class ArtifactWriter:
         try:
             with span("trainer.publish", {"unit_id": artifact.unit_id}, parent=artifact.traceparent):
                 return self._publish(artifact)
+        except StaleFence as error:
+            status = self._refused(artifact, error)
         except TinkermeshError as error:
             status = Status(ok=False, user=isinstance(error, UserError), message=error.message)
         except OSError as error:
@@ -124,6 +131,20 @@ class ArtifactWriter:
             )
         return pb.ArtifactOutcome(unit_id=artifact.unit_id, failure=to_failure(status))
 
+    def _refused(self, artifact: Artifact, error: StaleFence) -> Status:
+        """Too late, and so is this whole process when it is another incarnation that has taken over."""
+        destination = artifact.destination
+        refused(
+            f"publication of {destination.directory}",
+            error.message,
+            term=destination.term,
+            incarnation=self._fence.incarnation,
+            unit_id=artifact.unit_id,
+        )
+        if superseded := self._fence.superseded:
+            self._failed(StaleFence(superseded))
+        return Status(ok=False, message=error.message)
+
     def _publish(self, artifact: Artifact) -> pb.ArtifactOutcome:
         destination = artifact.destination
         public = public_path(self._root, destination.directory)
@@ -131,7 +152,7 @@ class ArtifactWriter:
         def fill(directory: Path) -> None:
             checkpoint.write(directory, artifact.image, destination.meta, destination.term, self._origin)
 
-        version = publish(public, fill, destination.claim(), reached=self._reached)
+        version = publish(public, fill, destination.claim(), reached=self._reached, stage=self._fence.stage)
         size = sum(file.stat().st_size for file in version.iterdir())
         self._collect(public.parent)
         return pb.ArtifactOutcome(

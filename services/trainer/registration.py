@@ -11,8 +11,9 @@ import grpc
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import scheduler_pb2_grpc as pb_grpc
 
-from services.common.errors import InvalidInput, from_rpc_error
+from services.common.errors import InvalidInput, StaleFence, from_rpc_error
 from services.common.grpc_channel import open_channel
+from services.trainer.fence import refused
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,8 @@ DEADLINE_SECONDS = 5.0
 async def keep_registered(targets: Sequence[str], request: pb.RegisterTrainerRequest) -> None:
     """Until cancelled. One scheduler replica is enough; the next is tried when one fails.
 
-    Raises InvalidInput when the pool has other facts than this trainer: trying again would not help.
+    Raises InvalidInput when the pool has other facts than this trainer, StaleFence when another
+    incarnation drives it since this one did: trying again would not help.
     """
     backoff = FIRST_RETRY_SECONDS
     for target in itertools.cycle(targets):
@@ -43,7 +45,7 @@ async def _renew_until_lost(target: str, request: pb.RegisterTrainerRequest) -> 
             try:
                 reply = await stub.RegisterTrainer(request, timeout=DEADLINE_SECONDS)
             except grpc.aio.AioRpcError as error:
-                _report(target, error, was_known=known)
+                _report(target, error, request.incarnation, was_known=known)
                 return known
             if not known:
                 log.info("registered with %s as %s of pool %s", target, request.trainer_id, request.facts.pool)
@@ -51,8 +53,11 @@ async def _renew_until_lost(target: str, request: pb.RegisterTrainerRequest) -> 
             await asyncio.sleep(min(INTERVAL_SECONDS, reply.renew_after_ms / 1000 or INTERVAL_SECONDS))
 
 
-def _report(target: str, rpc_error: grpc.aio.AioRpcError, *, was_known: bool) -> None:
+def _report(target: str, rpc_error: grpc.aio.AioRpcError, incarnation: str, *, was_known: bool) -> None:
     error = from_rpc_error(rpc_error)
+    if isinstance(error, StaleFence):
+        refused("registration", error.message, term=0, incarnation=incarnation)
+        raise error
     if isinstance(error, InvalidInput):
         raise InvalidInput(f"scheduler {target} refuses this trainer: {error.message}")
     if was_known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -37,7 +38,10 @@ class Identity:
 
 
 class TrainerService(pb_grpc.TrainerServicer):
-    """All of it runs in the server's event loop; `enqueue` hands over to the main thread."""
+    """All of it runs in the server's event loop; `enqueue` hands over to the main thread.
+
+    `raise_fence` raises the store's (it waits for the store); StaleFence when that is too late.
+    """
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class TrainerService(pb_grpc.TrainerServicer):
         records: UnitRecords,
         table: SlotTable,
         enqueue: Callable[[Job], None],
+        raise_fence: Callable[[int], None],
         *,
         max_unit_bytes: int,
     ) -> None:
@@ -54,6 +59,7 @@ class TrainerService(pb_grpc.TrainerServicer):
         self._records = records
         self._table = table
         self._enqueue = enqueue
+        self._raise_fence = raise_fence
         self._max_unit_bytes = max_unit_bytes
         self._admitting = True
 
@@ -73,7 +79,9 @@ class TrainerService(pb_grpc.TrainerServicer):
         )
 
     async def Takeover(self, request: pb.TakeoverRequest, context: Context) -> pb.TakeoverReply:
-        self._fence.pass_through(request.term, request.incarnation)
+        self._fence.pass_through(request.term, request.incarnation, "Takeover")
+        if request.token:
+            await self._raise(request.token)
         return pb.TakeoverReply(finished_units=self._records.finished(), running_units=self._records.running())
 
     async def Execute(
@@ -81,28 +89,36 @@ class TrainerService(pb_grpc.TrainerServicer):
     ) -> AsyncIterator[pb.OutcomeFrame]:
         unit, payload = await self._receive(request_iterator)
         # Again: while the payload came in, another replica may have taken over.
-        self._fence.pass_through(unit.term, unit.incarnation)
+        self._fence.pass_through(unit.term, unit.incarnation, "Execute", unit.unit_id)
         async for frame in _outcome(self._accept(unit, payload)):
             yield frame
 
     async def Attach(self, request: pb.UnitRef, context: Context) -> AsyncIterator[pb.OutcomeFrame]:
-        self._fence.pass_through(request.term, request.incarnation)
+        self._fence.pass_through(request.term, request.incarnation, "Attach", request.unit_id)
         async for frame in _outcome(self._records.find(request.unit_id)):
             yield frame
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeReply:
-        self._fence.pass_through(request.term, request.incarnation)
+        self._fence.pass_through(request.term, request.incarnation, "Acknowledge")
         self._records.acknowledge(request.unit_ids)
         return pb.AcknowledgeReply()
 
     async def AwaitArtifact(self, request: pb.UnitRef, context: Context) -> pb.ArtifactOutcome:
-        self._fence.pass_through(request.term, request.incarnation)
+        self._fence.pass_through(request.term, request.incarnation, "AwaitArtifact", request.unit_id)
         record = self._records.find(request.unit_id)
         await record.done.wait()
         if not record.outcome.artifact_pending:
             raise UnknownId(f"unit {request.unit_id} captured nothing to wait for")
         await record.published.wait()
         return record.artifact
+
+    async def _raise(self, token: int) -> None:
+        try:
+            await asyncio.to_thread(self._raise_fence, token)
+        except OSError as error:
+            raise Unavailable(
+                f"the store's fence cannot be raised ({error.strerror}); check its space, permissions and mount"
+            ) from error
 
     def _accept(self, unit: pb.Unit, payload: bytes) -> UnitRecord:
         if not self._admitting and not self._records.knows(unit.unit_id):
@@ -118,7 +134,7 @@ class TrainerService(pb_grpc.TrainerServicer):
         if first is None or first.WhichOneof("frame") != "unit":
             raise InvalidInput("the first frame of Execute must be a unit")
         unit = first.unit
-        self._fence.pass_through(unit.term, unit.incarnation)
+        self._fence.pass_through(unit.term, unit.incarnation, "Execute", unit.unit_id)
         if not unit.unit_id or unit.WhichOneof("work") is None:
             raise InvalidInput("a unit needs a unit_id and one kind of work")
         if unit.payload_bytes > self._max_unit_bytes:

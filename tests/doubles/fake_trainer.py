@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,15 +18,18 @@ from tinkermesh.v1 import scheduler_pb2, types_pb2
 from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import trainer_pb2_grpc as pb_grpc
 
-from services.common.errors import InvalidInput, Unavailable, UnknownId
+from services.common.errors import InvalidInput, StaleFence, Unavailable, UnknownId
 from services.common.frames import frames
 from services.common.grpc_boundary import Context
+from services.common.publication_fence import PublicationFence
 from tests.doubles.faults import Faults
 from tests.doubles.journal import Journal
 from tests.doubles.process import engine_parser, run_service, serve_until_signal
 from tests.doubles.registration import RegisteredServer
 from tests.doubles.unit_book import Recorded, UnitBook
 from tests.doubles.unit_runner import Slot, UnitRunner
+
+log = logging.getLogger(__name__)
 
 POOL = "double"
 BASE_MODEL = "tinkermesh/double"
@@ -73,7 +77,8 @@ class FakeTrainer(RegisteredServer, pb_grpc.TrainerServicer):
         self.journal = Journal(journal, self.incarnation)
         self.book = UnitBook(self.incarnation)
         slots = [Slot() for _ in range(self.facts.slots)]
-        self.runner = UnitRunner(store_root, slots, self.faults, self.journal)
+        self.fence = PublicationFence(store_root, self.facts.pool, self.incarnation)
+        self.runner = UnitRunner(store_root, slots, self.faults, self.journal, self.fence, self.supersede)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_TrainerServicer_to_server(self, server)
@@ -96,7 +101,18 @@ class FakeTrainer(RegisteredServer, pb_grpc.TrainerServicer):
 
     async def Takeover(self, request: pb.TakeoverRequest, context: Context) -> pb.TakeoverReply:
         self.book.check(request.term, request.incarnation)
+        if request.token:
+            self._raise_fence(request.token)
         return pb.TakeoverReply(finished_units=self.book.finished(), running_units=self.book.running())
+
+    def _raise_fence(self, token: int) -> None:
+        try:
+            self.fence.raise_to(token)
+        except StaleFence as error:
+            log.warning("refused: Takeover: %s", error)
+            if reason := self.fence.superseded:
+                self.supersede(reason)
+            raise
 
     async def Execute(
         self, request_iterator: AsyncIterator[pb.UnitFrame], context: Context
@@ -178,7 +194,7 @@ async def _main(arguments: argparse.Namespace) -> None:
         journal=arguments.journal,
     )
     await trainer.start(arguments.listen, arguments.scheduler)
-    await serve_until_signal(trainer.address, arguments.port_file)
+    await serve_until_signal(trainer.address, arguments.port_file, trainer.superseded)
     await trainer.stop()
 
 

@@ -29,14 +29,24 @@ def write_port_file(path: Path, port: int) -> None:
     temporary.replace(path)
 
 
-async def serve_until_signal(address: str, port_file: Path | None) -> None:
-    stop = asyncio.Event()
+async def serve_until_signal(address: str, port_file: Path | None, superseded: asyncio.Event | None = None) -> None:
+    """Raises SystemExit(1) when `superseded` is set first."""
+    stop = superseded or asyncio.Event()
+    ordered = False
+
+    def end() -> None:
+        nonlocal ordered
+        ordered = True
+        stop.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end)
     if port_file is not None:
         write_port_file(port_file, int(address.rsplit(":", 1)[1]))
     await stop.wait()
+    if not ordered:
+        raise SystemExit(1)
 
 
 def run_service(service: str, instance: str, main: Coroutine[Any, Any, None]) -> None:

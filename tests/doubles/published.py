@@ -19,7 +19,14 @@ STATE_FILE = "state.json"
 
 
 def publish(
-    root: Path, directory: str, meta: ArtifactMeta, state: dict[str, object], *, overwrite: bool = False, term: int = 0
+    root: Path,
+    directory: str,
+    meta: ArtifactMeta,
+    state: dict[str, object],
+    *,
+    overwrite: bool = False,
+    term: int = 0,
+    stage: publication.Stage | None = None,
 ) -> tuple[str, int]:
     """As trainers publish; answers (version directory relative to root, bytes).
 
@@ -34,7 +41,8 @@ def publish(
     def same(stored: dict[str, Any]) -> bool:
         return bool(meta.created_unix_ms) and all(stored.get(name) == value for name, value in mine.items())
 
-    version = publication.publish(public_path(root, directory), fill, Claim(overwrite, term, same))
+    claim = Claim(overwrite, term, same)
+    version = publication.publish(public_path(root, directory), fill, claim, stage=stage or (lambda: None))
     return relative(root, version), sum(file.stat().st_size for file in version.iterdir())
 
 

@@ -11,6 +11,7 @@ import grpc
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import scheduler_pb2_grpc as pb_grpc
 
+from services.common.errors import StaleFence, from_rpc_error
 from services.common.grpc_channel import open_channel
 from services.common.grpc_server import GrpcServer
 
@@ -26,6 +27,8 @@ class RegisteredServer:
         self.address = ""
         self._server = GrpcServer([service])
         self._registering: asyncio.Task[None] | None = None
+        self.superseded = asyncio.Event()
+        """Set when another incarnation has taken this one's place: a process ends then."""
 
     def registration(self) -> Registration:
         raise NotImplementedError
@@ -39,8 +42,19 @@ class RegisteredServer:
         port = await self._server.start(listen)
         self.address = f"{listen.rsplit(':', 1)[0]}:{port}"
         if scheduler:
-            self._registering = asyncio.create_task(register_for_ever(scheduler, self.registration()))
+            self._registering = asyncio.create_task(self._register(scheduler))
         return self.address
+
+    async def _register(self, scheduler: str) -> None:
+        try:
+            await register_for_ever(scheduler, self.registration())
+        except StaleFence as error:
+            log.warning("refused: registration: %s", error.message)
+            self.supersede(error.message)
+
+    def supersede(self, reason: str) -> None:
+        log.critical("the engine ends: %s", reason)
+        self.superseded.set()
 
     async def fall_silent(self) -> None:
         """As a machine that is gone: it registers no more, calls to it stay open."""
@@ -60,7 +74,7 @@ def scheduler_target(addresses: str) -> str:
 
 
 async def register_for_ever(addresses: str, request: Registration) -> None:
-    """Until cancelled; a failed attempt is logged and repeated at the next turn."""
+    """Until cancelled; a failed attempt is logged and repeated at the next turn. Raises StaleFence when superseded."""
     async with open_channel(scheduler_target(addresses)) as channel:
         stub = pb_grpc.RegistryStub(channel)
         call: Callable[..., Awaitable[pb.RegisterReply]] = (
@@ -72,6 +86,8 @@ async def register_for_ever(addresses: str, request: Registration) -> None:
                 reply = await call(request, timeout=2.0)
                 pause = min(pause, reply.renew_after_ms / 1000 or pause)
             except grpc.aio.AioRpcError as error:
+                if isinstance(typed := from_rpc_error(error), StaleFence):
+                    raise typed from error
                 log.warning("registration failed: %s %s", error.code().name, error.details())
                 pause = 0.2
             await asyncio.sleep(pause)

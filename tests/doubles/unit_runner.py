@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common import logs, telemetry
 from services.common.datum_blocks import Datum, block_bytes, decode
 from services.common.errors import InvalidInput, TinkermeshError, UserError
+from services.common.publication_fence import PublicationFence
 from services.common.tinker_path import TinkerPath
 from tests.doubles import arithmetic, published
 from tests.doubles.arithmetic import SlotWeights
@@ -44,6 +45,8 @@ class UnitRunner:
     slots: list[Slot]
     faults: Faults
     journal: Journal
+    fence: PublicationFence | None = None
+    superseded: Callable[[str], None] = lambda reason: None
     artifacts: dict[str, asyncio.Task[pb.ArtifactOutcome]] = field(default_factory=dict)
     reply_dropped: set[str] = field(default_factory=set)
 
@@ -194,13 +197,26 @@ class UnitRunner:
                 return pb.ArtifactOutcome(unit_id=unit.unit_id, failure=failure("injected failure of a publication"))
             try:
                 version, size = published.publish(
-                    self.store_root, work.directory, work.meta, state, overwrite=overwrite, term=unit.term
+                    self.store_root,
+                    work.directory,
+                    work.meta,
+                    state,
+                    overwrite=overwrite,
+                    term=unit.term,
+                    stage=self.fence.stage if self.fence is not None else None,
                 )
             except TinkermeshError as error:
+                self._look_for_successor(work.directory, unit.unit_id)
                 told = failure(error.message, user=isinstance(error, UserError))
                 return pb.ArtifactOutcome(unit_id=unit.unit_id, failure=told)
             await self._after(due)
             return pb.ArtifactOutcome(unit_id=unit.unit_id, version_directory=version, size_bytes=size)
+
+    def _look_for_successor(self, directory: str, unit_id: str) -> None:
+        """Whether a publication failed because another incarnation has taken over: then this one ends."""
+        if self.fence is not None and (reason := self.fence.superseded):
+            log.warning("refused: publication of %s: %s", directory, reason, extra={"fields": {"unit_id": unit_id}})
+            self.superseded(reason)
 
     def _slot_outcome(self, slot: int, metrics: dict[str, float] | None = None) -> pb.SlotOutcome:
         return pb.SlotOutcome(slot=slot, load_number=self.slots[slot].load_number, metrics=metrics or {})

@@ -77,7 +77,8 @@ class TrainerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Takeover(self, request, context):
-        """Raises the fence to `term` and tells which units this incarnation still remembers.
+        """Raises the fence to `term`, the store's to `token`, and tells which units this incarnation still
+        remembers. ABORTED: another incarnation took over since, or a newer term did.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

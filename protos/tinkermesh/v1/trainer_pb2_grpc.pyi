@@ -36,7 +36,9 @@ class TrainerStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.DescribeTrainerRequest, _trainer_pb2.TrainerDescription]
     """Facts and life signs; changes nothing."""
     Takeover: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.TakeoverRequest, _trainer_pb2.TakeoverReply]
-    """Raises the fence to `term` and tells which units this incarnation still remembers."""
+    """Raises the fence to `term`, the store's to `token`, and tells which units this incarnation still
+    remembers. ABORTED: another incarnation took over since, or a newer term did.
+    """
     Execute: _grpc.StreamStreamMultiCallable[_trainer_pb2.UnitFrame, _trainer_pb2.OutcomeFrame]
     """Runs one unit. First frame: unit; further frames: payload bytes. A repeated unit_id is
     answered from its record, or attached to its running execution.
@@ -55,7 +57,9 @@ class TrainerAsyncStub(TrainerStub):
     Describe: _aio.UnaryUnaryMultiCallable[_trainer_pb2.DescribeTrainerRequest, _trainer_pb2.TrainerDescription]  # type: ignore[assignment]
     """Facts and life signs; changes nothing."""
     Takeover: _aio.UnaryUnaryMultiCallable[_trainer_pb2.TakeoverRequest, _trainer_pb2.TakeoverReply]  # type: ignore[assignment]
-    """Raises the fence to `term` and tells which units this incarnation still remembers."""
+    """Raises the fence to `term`, the store's to `token`, and tells which units this incarnation still
+    remembers. ABORTED: another incarnation took over since, or a newer term did.
+    """
     Execute: _aio.StreamStreamMultiCallable[_trainer_pb2.UnitFrame, _trainer_pb2.OutcomeFrame]  # type: ignore[assignment]
     """Runs one unit. First frame: unit; further frames: payload bytes. A repeated unit_id is
     answered from its record, or attached to its running execution.
@@ -83,7 +87,9 @@ class TrainerServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.TakeoverRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.TakeoverReply, _abc.Awaitable[_trainer_pb2.TakeoverReply]]:
-        """Raises the fence to `term` and tells which units this incarnation still remembers."""
+        """Raises the fence to `term`, the store's to `token`, and tells which units this incarnation still
+        remembers. ABORTED: another incarnation took over since, or a newer term did.
+        """
 
     @_abc_1.abstractmethod
     def Execute(

@@ -98,7 +98,8 @@ class Cell:
 
         Raises StaleFence, Unavailable, TrainerLost.
         """
-        known = await self._client.takeover(self._term, self._incarnation)
+        token = await self._parts.store.takeover_token(self._pool, self._term, self._incarnation)
+        known = await self._client.takeover(self._term, self._incarnation, token)
         lost = await self._parts.store.adopt(self._pool, self._term, self._incarnation, slots)
         if lost:
             log.warning("pool %s: a new trainer incarnation; %d held slots are lost", self._pool, lost)

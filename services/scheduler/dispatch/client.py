@@ -36,8 +36,8 @@ class TrainerClient:
         call = self._stub.Describe(pb.DescribeTrainerRequest(), timeout=QUICK_SECONDS)
         return cast("pb.TrainerDescription", await _typed(call))
 
-    async def takeover(self, term: int, incarnation: str) -> pb.TakeoverReply:
-        request = pb.TakeoverRequest(term=term, incarnation=incarnation)
+    async def takeover(self, term: int, incarnation: str, token: int) -> pb.TakeoverReply:
+        request = pb.TakeoverRequest(term=term, incarnation=incarnation, token=token)
         return cast("pb.TakeoverReply", await _typed(self._stub.Takeover(request, timeout=QUICK_SECONDS)))
 
     async def execute(self, unit: pb.Unit, payload: bytes) -> Outcome:

@@ -105,12 +105,14 @@ class Leadership:
                     raise LeaseLost(f"not renewed in time: {error}") from error
                 continue
             if not renewed:
-                raise LeaseLost("another replica holds it, or it ran out")
+                raise StaleFence(f"renewal of term {term}: another replica holds the lease, or it ran out")
             valid_until = asked + self._ttl_ms / 1000
 
 
 def _log_end(pool: str, term: int, error: Exception) -> None:
-    if isinstance(error, (StaleFence, Unavailable, LeaseLost)):
+    if isinstance(error, StaleFence):
+        log.warning("refused: pool %s: %s", pool, error, extra={"fields": {"refused": "leadership", "term": term}})
+    elif isinstance(error, (Unavailable, LeaseLost)):
         log.warning("pool %s: term %d ends: %s", pool, term, error)
     else:
         log.error("pool %s: term %d ends by an unexpected error", pool, term, exc_info=error)

@@ -206,8 +206,13 @@ def slots(pool: str) -> str:
 
 
 def cell(pool: str) -> str:
-    """Hash: incarnation, of the trainer whose slots these are."""
+    """Hash: incarnation, of the trainer whose slots these are; token, of its last takeover."""
     return _pool(pool, "cell")
+
+
+def superseded(pool: str) -> str:
+    """Zset incarnation -> when the pool was taken from it, unix ms."""
+    return _pool(pool, "superseded")
 
 
 def counters(pool: str) -> str:

@@ -180,6 +180,13 @@ class TrainingStore:
 
     # ---- the trainer's cell ----------------------------------------------------------------
 
+    async def takeover_token(self, pool: str, term: int, incarnation: str) -> int:
+        """Above those of all earlier takeovers of the pool.
+
+        Raises StaleFence, Unavailable (also when the pool was taken from this incarnation before).
+        """
+        return int(await self._call("takeover_token", [keys.pool_prefix(pool)], term, incarnation))
+
     async def adopt(self, pool: str, term: int, incarnation: str, slots: int) -> int:
         """Makes the slots those of this incarnation; answers how many held slots were lost with another."""
         arguments = (term, self._retention, incarnation, slots)

@@ -1,7 +1,8 @@
 """The real engine with hooks for tests: it waits while a file is there, poison fails a pass, passes are noted.
 
-Settings of the process: TINKERMESH_TEST_HOOKS names a directory with `hold` (passes wait while it exists); `passes`
-gets one line per pass: datums, and whether it went well. Tests alone start a trainer with it.
+Settings of the process: TINKERMESH_TEST_HOOKS names a directory with `hold` (passes wait while it exists) and
+`hold_publish` (so does a save, its files written and nothing published); `passes` gets one line per pass: datums, and
+whether it went well. Tests alone start a trainer with it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from services.trainer import checkpoint
 from services.trainer.engine import DatumResult, Engine, EngineSpec, Loss, SlotDatum
 from services.trainer.megatron import build_engine
 from services.trainer.megatron.packing import MicroBatch
@@ -43,9 +46,21 @@ def build(spec: EngineSpec) -> Engine:
         if any(int(work.item.datum.tokens[0]) == POISON for work in batch.works):
             raise RuntimeError("poison")
 
+    _hold_publications(hooks / "hold_publish", hooks / "publishing")
     engine.run_pass = run_pass  # type: ignore[method-assign]
     engine._passes._run_batch = poisoned  # type: ignore[attr-defined]
     return engine
+
+
+def _hold_publications(hold: Path, reached: Path) -> None:
+    write = checkpoint.write
+
+    def held(directory: Path, *rest: Any) -> None:
+        write(directory, *rest)
+        reached.touch()
+        _wait_while(hold)
+
+    checkpoint.write = held
 
 
 def _wait_while(path: Path) -> None:

@@ -88,9 +88,9 @@ def test_acknowledging_a_running_unit_does_nothing():
 
 def test_fence_rises_and_never_falls_MESH_02():
     fence = Fence("me")
-    fence.pass_through(3, "me")
-    fence.pass_through(3, "me")
+    fence.pass_through(3, "me", "Execute")
+    fence.pass_through(3, "me", "Execute")
     for term, incarnation in ((2, "me"), (4, "other")):
         with pytest.raises(StaleFence):
-            fence.pass_through(term, incarnation)
+            fence.pass_through(term, incarnation, "Execute", "u1")
     assert fence.term == 3

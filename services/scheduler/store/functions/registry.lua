@@ -12,13 +12,18 @@ local function forget_old(key, now)
 end
 
 -- KEYS: pool prefix. ARGV: trainers|samplers, id, incarnation, registration (text), train|sample.
--- Answers 1 when this incarnation is new; the lease holder is woken then.
+-- Answers 1 when this incarnation is new; the lease holder is woken then. One that the pool was taken
+-- from is refused: its slots are not what the pool's models are any more.
 register('registry_renew', function(keys, args)
   local key = keys[1] .. ':' .. args[1]
   local now = now_ms()
   local held = redis.call('HGET', key, args[2])
   local since = int(now)
   local fresh = 1
+  if redis.call('ZSCORE', keys[1] .. ':superseded', args[3]) then
+    if held and cjson.decode(held).incarnation == args[3] then redis.call('HDEL', key, args[2]) end
+    return refuse('stale_fence', 'incarnation ' .. args[3] .. ' was superseded by another one; this process must end and start anew')
+  end
   if held then
     local entry = cjson.decode(held)
     if entry.incarnation == args[3] then

@@ -112,6 +112,29 @@ local function lose_captured(context)
   redis.call('DEL', context.prefix .. ':capturing')
 end
 
+local SUPERSEDED_KEPT = 256
+
+-- Never to be registered or driven again, see registry_renew.
+local function supersede(context, incarnation)
+  local superseded = context.prefix .. ':superseded'
+  redis.call('ZADD', superseded, int(context.now), incarnation)
+  redis.call('ZREMRANGEBYRANK', superseded, 0, -SUPERSEDED_KEPT - 1)
+end
+
+-- args: term, incarnation. The token of the takeover that follows: above every earlier one, also of a
+-- Redis that has forgotten some.
+register('takeover_token', function(keys, args)
+  local stale = stale_term(keys[1], args[1])
+  if stale then return stale end
+  if redis.call('ZSCORE', keys[1] .. ':superseded', args[2]) then
+    return refuse('unavailable', 'incarnation ' .. args[2] .. ' was superseded; its process must end and start anew')
+  end
+  local cell = keys[1] .. ':cell'
+  local token = math.max(tonumber(redis.call('HGET', cell, 'token') or 0) + 1, now_ms())
+  redis.call('HSET', cell, 'token', int(token))
+  return int(token)
+end)
+
 -- args: term, retention_ms, incarnation, slots. Makes the pool's slots those of this trainer. With
 -- another incarnation than before, everything the old one held is gone: its models close, its
 -- slots are free, creates that were under way wait again. Answers how many models were lost.
@@ -122,6 +145,7 @@ register('cell_adopt', function(keys, args)
   local cell, slots, lost = context.prefix .. ':cell', context.prefix .. ':slots', 0
   local known = redis.call('HGET', cell, 'incarnation')
   if known and known ~= args[3] then
+    supersede(context, known)
     for _, unit in ipairs(redis.call('SMEMBERS', context.prefix .. ':units')) do
       redis.call('HSET', unit_key(context.prefix, unit), 'state', 'lost')
       redis.call('EXPIRE', unit_key(context.prefix, unit), 3600)
