@@ -62,7 +62,7 @@ class PublicationFence:
             (self._directory / mine.name).touch()
             self._check(mine)
             if self._stage is None or not self._stage.is_dir():
-                self._renew_stage(mine)
+                self._stage = self._new_stage(mine)
             self._clear(mine)
 
     def stage(self) -> Path | None:
@@ -76,7 +76,11 @@ class PublicationFence:
             newest = self._newest()
             if newest is None:
                 return None
-            raise StaleFence(self._superseded_by(newest))
+            if newest.incarnation != self.incarnation:
+                raise StaleFence(self._superseded_by(newest))
+            # An older takeover that was stopped in its middle has cleared it away on its last breath.
+            self._stage = self._new_stage(newest)
+            return self._stage
 
     @property
     def superseded(self) -> str:
@@ -90,7 +94,7 @@ class PublicationFence:
             f"(takeover {newest.token}); it publishes nothing any more"
         )
 
-    def _renew_stage(self, mine: Mark) -> None:
+    def _new_stage(self, mine: Mark) -> Path:
         """A stage made while a newer takeover cleared the others may have been overlooked: look again."""
         stage = self._directory / f"{_STAGE}{self.incarnation}_{uuid.uuid4().hex}"
         stage.mkdir()
@@ -100,7 +104,7 @@ class PublicationFence:
             with contextlib.suppress(FileNotFoundError):  # whoever took over may have been faster
                 stage.rmdir()
             raise
-        self._stage = stage
+        return stage
 
     def _check(self, mine: Mark) -> None:
         """Raises StaleFence, with this takeover's mark gone, when a newer one is there."""
@@ -124,12 +128,16 @@ class PublicationFence:
         return found
 
     def _clear(self, mine: Mark) -> None:
-        """Older marks go, and the stages of everybody else with all that lies in them."""
+        """Older marks go, and the stages of everybody else with all that lies in them.
+
+        Raises StaleFence as soon as a newer takeover is seen: its stage is none of ours to clear.
+        """
         for mark in self._marks():
             if mark < mine:
                 (self._directory / mark.name).unlink(missing_ok=True)
         for entry in list(self._directory.iterdir()):
             if entry.name.startswith(_STAGE) and entry != self._stage:
+                self._check(mine)
                 _remove(entry)
             elif entry.name.startswith(_TRASH):
                 shutil.rmtree(entry, ignore_errors=True)

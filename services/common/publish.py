@@ -107,8 +107,9 @@ def publish(
     try:
         return _publish(public, place, fill, claim, reached)
     except OSError:
-        stage()  # the place was taken away
-        raise
+        if (other := stage() or public.parent) == place:
+            raise
+    return _publish(public, other, fill, claim, reached)  # the first place was taken away, wrongly
 
 
 def _publish(public: Path, place: Path, fill: Callable[[Path], None], claim: Claim, reached: Reached) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,6 +150,21 @@ def test_of_takeovers_at_once_the_highest_alone_publishes_GAP_03(tmp_path: Path)
         assert 5 not in refused
         able = [n for n in range(6) if is_able(fences[n])]
         assert able == [5]
+
+
+def test_a_stage_that_a_late_takeover_swept_away_is_made_anew(tmp_path: Path, public: Path) -> None:
+    """An older takeover, stopped between its look and its sweep, cannot stop the newer one's publications."""
+    mine = fence(tmp_path, "one")
+    mine.raise_to(5)
+    stage = mine.stage()
+    assert stage is not None
+
+    def swept(step: str) -> None:
+        if step == "written" and stage.is_dir():
+            shutil.rmtree(stage)
+
+    publish(public, fill(1), ONCE, stage=mine.stage, reached=swept)
+    assert number(public) == 1
 
 
 def is_able(mine: PublicationFence) -> bool:
