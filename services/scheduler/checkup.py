@@ -11,7 +11,7 @@ import msgspec
 
 from services.scheduler.store import keys
 from services.scheduler.store.connection import Redis, on_each_node
-from services.scheduler.store.consistency import ConsistencyCheck, Finding
+from services.scheduler.store.consistency import Alone, ConsistencyCheck, Finding
 from services.scheduler.store.outages import reaching_redis
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Checkup:
         self._check = check
         self._replica = replica
 
-    async def run(self, *, alone: bool) -> list[Finding]:
+    async def run(self, alone: Alone) -> list[Finding]:
         """What was found and, but for what is only reported, repaired; [] when there was no reason to look.
 
         Raises Unavailable.
@@ -36,7 +36,7 @@ class Checkup:
         with reaching_redis():
             life = await self._life()
             checked = await self._redis.hget(keys.CHECKUP, "life")
-            if not alone and checked == life.encode():
+            if checked == life.encode() and not await alone():
                 return []
             if not await self._redis.set(keys.CHECKUP_LOCK, self._replica, nx=True, px=int(CHECK_SECONDS * 1000)):
                 return []
@@ -48,7 +48,7 @@ class Checkup:
     async def _life(self) -> str:
         return " ".join([str(info["run_id"]) for info in await on_each_node(self._redis, "INFO", "server")])
 
-    async def _bounded(self, life: str, alone: bool) -> list[Finding]:
+    async def _bounded(self, life: str, alone: Alone) -> list[Finding]:
         found: list[Finding] = []
         try:
             async with asyncio.timeout(CHECK_SECONDS):

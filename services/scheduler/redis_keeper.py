@@ -46,7 +46,7 @@ class RedisKeeper:
         self._functions.confirmation = await self._check()
         await self._functions.load()
         await self._shelf.beat()
-        await self._checkup.run(alone=await self._shelf.alone())
+        await self._checkup.run(self._shelf.alone)
 
     async def _check(self) -> Confirmation | None:
         return await check_redis(self._redis, self._settings.durability, self._settings.redis_replicas)
@@ -89,7 +89,7 @@ class RedisKeeper:
             raise Unavailable(error.message) from error
         self._functions.refusal = ""
         await self._functions.load()
-        await self._checkup.run(alone=False)
+        await self._checkup.run(_not_alone)
 
     async def _tidy(self) -> None:
         if time.monotonic() - self._tidied < TIDY_SECONDS:
@@ -101,3 +101,8 @@ class RedisKeeper:
     async def leave(self) -> None:
         with contextlib.suppress(Unavailable):
             await self._shelf.leave()
+
+
+async def _not_alone() -> bool:
+    """This replica itself is at work."""
+    return False

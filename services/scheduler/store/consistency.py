@@ -7,7 +7,7 @@ It runs beside a working mesh: every repair is one function that looks again bef
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +23,10 @@ _ROW = ("tenant", "state", "kind", "charged", "kept", "upload", "result_upload")
 _ZSETS = ("active", "creates", "gaps", "closed", "expiring", "samples", "samples_settled")
 
 
+Alone = Callable[[], Awaitable[bool]]
+"""Whether no other replica is alive now."""
+
+
 class Finding(NamedTuple):
     """`subject` is the name of what was damaged; docs/recovery.md says what is done in each class."""
 
@@ -32,8 +36,9 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class _Seen:
-    """What one walk over a pool's rows and models has counted."""
+    """What one walk over a pool's rows and models has counted, each once: SCAN may name a key more than once."""
 
+    names: set[str] = field(default_factory=set)
     uploads: set[str] = field(default_factory=set)
     blobs: dict[str, str] = field(default_factory=dict)  # request key -> blob of an unsettled command
     usage: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -45,14 +50,15 @@ class ConsistencyCheck:
         self._call = functions.call
         self._blobs = blobs
 
-    async def pool(self, pool: str, *, alone: bool) -> list[Finding]:
-        """`alone`: no other replica works there, so that what tenants use can be counted. Raises Unavailable."""
+    async def pool(self, pool: str, *, alone: Alone) -> list[Finding]:
+        """Where nobody else works, what tenants use is counted, too. Raises Unavailable."""
         prefix = f"{keys.pool_prefix(pool)}:"
         # Payloads first: one that is accepted meanwhile has its row by the time the rows are read.
         kept = [name async for batch in self._names(pool, "pay:*") for name in await self._without_ttl(batch)]
         seen, found = _Seen(), []
         async for names in self._names(pool, "*"):
-            texts = [name.removeprefix(prefix) for name in names]
+            texts = [name.removeprefix(prefix) for name in names if name not in seen.names]
+            seen.names.update(names)
             found += await self._rows(pool, _of(texts, "req:"), seen)
             found += await self._models(pool, _of(texts, "model:"), seen)
             found += await self._repair(pool, "check_units", _of(texts, "unit:"))
@@ -61,7 +67,7 @@ class ConsistencyCheck:
         found += await self._lost_blobs(pool, seen)
         found += await self._orphans(kept, seen)
         found += await self._indexes(pool)
-        if alone:
+        if await alone():  # asked behind the walk: who has come meanwhile may have changed what was counted
             found += await self._usage(pool, seen)
         return found
 

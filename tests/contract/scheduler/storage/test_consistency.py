@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +26,14 @@ from tests.contract.scheduler.test_training_functions import MODEL, POOL, SESSIO
 SAMPLER = f"{SESSION}:sample:0:{POOL}"
 LIMITS = "limits 0 0 0 0 0 0"
 DAY_MS = 86_400_000
+
+
+async def yes() -> bool:
+    return True
+
+
+async def no() -> bool:
+    return False
 
 
 class Site:
@@ -60,7 +68,7 @@ class Site:
         return replace(submission(key, seq), payload=pending, payload_bytes=6)
 
     async def run(self, *, alone: bool = False) -> list[Finding]:
-        return [*await self.check.pool(POOL, alone=alone), *await self.check.sessions()]
+        return [*await self.check.pool(POOL, alone=yes if alone else no), *await self.check.sessions()]
 
     async def kinds(self, *, alone: bool = False) -> set[str]:
         return {finding.kind for finding in await self.run(alone=alone)}
@@ -207,20 +215,46 @@ async def test_usage_is_counted_only_by_who_is_alone(site: Site) -> None:
     assert found == Finding("usage_wrong", "tenant bytes 1013 instead of 13")
 
 
+async def test_a_key_that_redis_names_twice_counts_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = site.check._names
+
+    async def twice(pool: str, rest: str) -> AsyncIterator[list[str]]:
+        async for names in real(pool, rest):
+            yield names
+            yield names
+
+    monkeypatch.setattr(site.check, "_names", twice)
+    assert await site.run(alone=True) == []
+
+
+async def test_usage_is_left_alone_when_another_replica_came_during_the_count(site: Site) -> None:
+    counted = site.check._rows
+
+    async def and_somebody_comes(*arguments: Any) -> list[Finding]:
+        nonlocal alone
+        alone = no
+        return await counted(*arguments)
+
+    alone = yes
+    site.check._rows = and_somebody_comes  # type: ignore[method-assign]
+    await site.redis.hincrby(keys.usage(POOL, "tenant"), "open", 7)
+    assert await site.check.pool(POOL, alone=lambda: alone()) == []
+
+
 async def test_the_check_runs_once_for_each_life_of_the_server_and_for_who_starts_alone(site: Site) -> None:
     await site.redis.sadd(keys.POOLS, POOL)
     checkup = Checkup(site.redis, site.check, "me")
     plant = PLANTED["row_without_id"]
     await plant(site)
-    assert [one.kind for one in await checkup.run(alone=False)] == ["row_without_id"]
+    assert [one.kind for one in await checkup.run(no)] == ["row_without_id"]
     await plant(site)
-    assert await checkup.run(alone=False) == []
-    assert len(await checkup.run(alone=True)) == 1
+    assert await checkup.run(no) == []
+    assert len(await checkup.run(yes)) == 1
     report = msgspec.json.decode(await site.redis.hget(keys.CHECKUP, "report"))
     assert report == {"replica": "me", "findings": {"row_without_id": 1}}
     await site.redis.hset(keys.CHECKUP, "life", "another server's")
     await plant(site)
     await site.redis.set(keys.CHECKUP_LOCK, "other", px=60_000)
-    assert await checkup.run(alone=True) == []  # another replica is at it
+    assert await checkup.run(yes) == []  # another replica is at it
     await site.redis.delete(keys.CHECKUP_LOCK)
-    assert len(await checkup.run(alone=False)) == 1
+    assert len(await checkup.run(no)) == 1

@@ -35,7 +35,7 @@ def keeper(check: Callable[[], None]) -> RedisKeeper:
     async def looked() -> None:
         check()
 
-    async def checked_up(*, alone: bool) -> None:
+    async def checked_up(_alone: object) -> None:
         return
 
     cast("Any", made)._check, cast("Any", made)._checkup = looked, SimpleNamespace(run=checked_up)
