@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from services.common.keyring import digest, key_id
+from services.gateway import auth
 from services.gateway.settings import Settings
 from services.gateway.tokens import Tokens
 from services.gateway.upstream import keys
@@ -51,6 +52,19 @@ async def test_token_of_a_revoked_key_ends_with_it(
     monkeypatch.setattr(keys, "FRESH_SECONDS", 0.0)
     assert await capabilities(own) == 200
     store(scheduler, pepper, KEY, "revoked", tenants.first)
+    answer = await own.request("GET", "get_server_capabilities")
+    assert answer.status_code == 401
+    assert 'error="invalid_token"' in answer.headers["www-authenticate"]
+
+
+async def test_token_of_a_key_that_expires_ends_with_it_SEC_03(
+    tokens: Client, scheduler: FakeScheduler, pepper: bytes, tenants: Tenants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = int(1000 * time.time()) + 3_600_000
+    store(scheduler, pepper, KEY, "active", tenants.first, expires_unix_ms=ends)
+    own = with_credential(tokens, (await tokens.post("auth/token", {})).json()["jwt"])
+    assert await capabilities(own) == 200
+    monkeypatch.setattr(auth, "now_ms", lambda: ends)
     answer = await own.request("GET", "get_server_capabilities")
     assert answer.status_code == 401
     assert 'error="invalid_token"' in answer.headers["www-authenticate"]
