@@ -8,10 +8,12 @@ import time
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from tinkermesh.v1 import types_pb2 as types
 
-from tests.contract.gateway.conftest import AT_ONCE, Client
+from services.gateway.settings import Settings
+from tests.contract.gateway.conftest import AT_ONCE, KEY, OTHER_KEY, Client, running
 from tests.contract.gateway.fake_scheduler import FakeScheduler
 from tests.doubles.eventually import eventually
 
@@ -72,7 +74,9 @@ async def test_a_poll_without_news_ends_empty_with_its_own_cursor(
     assert short.json() == {"completions": [], "cursor": 7}
     assert time.monotonic() - began >= 0.2
     await eventually(lambda: scheduler.streams.open_polls == 0)
-    assert (await ask(client, sampler)).json() == {"completions": [], "cursor": 0}  # the long poll's own end
+    for asked in ({}, {"timeout": 3600.0}):  # the long poll's own end, however long a client would wait
+        answer = await asyncio.wait_for(ask(client, sampler, **asked), AT_ONCE)
+        assert answer.json() == {"completions": [], "cursor": 0}
 
 
 async def test_timeout_zero_only_reports_what_was_retrieved(
@@ -160,6 +164,24 @@ async def test_bad_polls_are_400_naming_the_field_API_06(
     answer = await client.post("retrieve_futures", body)
     assert answer.status_code == 400
     assert re.search(text, answer.json()["detail"]), answer.text
+
+
+async def test_open_polls_of_a_tenant_are_bounded_FUT_07_SEC_10(
+    settings: Settings, scheduler: FakeScheduler, sampler: str
+) -> None:
+    capped = msgspec.structs.replace(settings, max_polls_per_tenant=2, long_poll_seconds=60.0)
+    scheduler.held = True
+    async with running(capped) as (http, gateway):
+        one, two = Client(http, gateway, KEY), Client(http, gateway, OTHER_KEY)
+        await submit(one, sampler)
+        polls = [asyncio.create_task(ask(one, sampler, cursor)) for cursor in (0, 1)]
+        await eventually(lambda: scheduler.streams.open_polls == 2)
+        refused = await ask(one, sampler)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert (await ask(two, sampler)).status_code == 403, "another tenant's polls are its own"
+        scheduler.release()
+        assert {answer.status_code for answer in await asyncio.wait_for(asyncio.gather(*polls), AT_ONCE)} == {200}
+        assert (await ask(one, sampler)).status_code == 200
 
 
 async def test_joining_hands_on_the_idempotency_key(client: Client, scheduler: FakeScheduler, sampler: str) -> None:

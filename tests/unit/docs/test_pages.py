@@ -20,8 +20,11 @@ from services.scheduler.catalog.sessions import LOOKED_AT_MOST
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.settings import Settings as SchedulerSettings
 from services.trainer.losses import OBJECTIVES
+from tests.doubles.sdk_matrix import NEWEST, OLDEST, VERSIONS
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
+ROOT = DOCS.parent
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 GATEWAY = Settings(key_file="", pepper_file="")
 SCHEDULER = SchedulerSettings(store_root="", pepper_file="")
 
@@ -120,3 +123,18 @@ def test_the_table_of_losses_is_what_gateway_and_trainer_do() -> None:
         defaults = {key: float(value) for key, value in re.findall(r"`(\w+)` ([\d.]+)", config)}
         assert defaults == rule.config == OBJECTIVES[name].defaults, name
         assert ("(N, K)" in shapes) == rule.matrix, name
+
+
+@pytest.mark.parametrize("file", PAGES, ids=[file.name for file in PAGES])
+def test_paths_and_links_of_a_page_lead_somewhere(file: Path) -> None:
+    text = file.read_text()
+    paths = re.findall(r"`((?:services|tests|docs|tools|benchmarks|demo|protos|charts?)/[\w./-]+)`", text)
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert [link for link in links if not (file.parent / link).exists()] == []
+
+
+def test_the_page_of_releases_names_the_matrix() -> None:
+    told = re.findall(r"^\| (\d+\.\d+\.\d+) \| (.*?) \|$", page("sdk-matrix"), re.MULTILINE)
+    assert [version for version, _ in told] == list(VERSIONS)
+    assert [version for version, run_by in told if "`make test`" in run_by] == [OLDEST, NEWEST]
