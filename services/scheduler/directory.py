@@ -47,6 +47,10 @@ class Directory:
         alive = await self.live(pool, "trainers")
         return bool(alive) and all(member.draining for member in alive)
 
+    async def replaced(self, pool: str, incarnation: str) -> bool:
+        alive = await self.live(pool, "trainers")
+        return bool(alive) and all(member.incarnation != incarnation for member in alive)
+
     async def samplers(self, pool: str) -> list[pb.RegisterSamplerRequest]:
         return [member.sampler() for member in await self.live(pool, "samplers")]
 

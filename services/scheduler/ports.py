@@ -67,6 +67,10 @@ class TrainerDirectory(Protocol):
 
     async def draining(self, pool: str) -> bool: ...
 
+    async def replaced(self, pool: str, incarnation: str) -> bool:
+        """Whether others are alive and this one is not: nothing is to be expected of it."""
+        ...
+
     async def facts(self, pool: str) -> types.PoolFacts:
         """Raises UnknownId when no such pool ever registered."""
         ...

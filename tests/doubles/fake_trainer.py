@@ -194,8 +194,10 @@ async def _main(arguments: argparse.Namespace) -> None:
         journal=arguments.journal,
     )
     await trainer.start(arguments.listen, arguments.scheduler)
-    await serve_until_signal(trainer.address, arguments.port_file, trainer.superseded)
+    ordered = await serve_until_signal(trainer.address, arguments.port_file, trainer.superseded)
     await trainer.stop()
+    if not ordered:
+        raise SystemExit(1)
 
 
 def main() -> None:

@@ -29,8 +29,8 @@ def write_port_file(path: Path, port: int) -> None:
     temporary.replace(path)
 
 
-async def serve_until_signal(address: str, port_file: Path | None, superseded: asyncio.Event | None = None) -> None:
-    """Raises SystemExit(1) when `superseded` is set first."""
+async def serve_until_signal(address: str, port_file: Path | None, superseded: asyncio.Event | None = None) -> bool:
+    """False when `superseded` was set first."""
     stop = superseded or asyncio.Event()
     ordered = False
 
@@ -45,8 +45,7 @@ async def serve_until_signal(address: str, port_file: Path | None, superseded: a
     if port_file is not None:
         write_port_file(port_file, int(address.rsplit(":", 1)[1]))
     await stop.wait()
-    if not ordered:
-        raise SystemExit(1)
+    return ordered
 
 
 def run_service(service: str, instance: str, main: Coroutine[Any, Any, None]) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
@@ -38,6 +39,7 @@ from services.scheduler.dispatch.client import Outcome, TrainerClient
 from services.scheduler.dispatch.payload import gather, size
 from services.scheduler.dispatch.settlement import artifact_name, settlements
 from services.scheduler.dispatch.slot_units import SlotUnits
+from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.dispatch.units import Prepared, new_unit, optim_unit, pass_unit, unload_unit
 from services.scheduler.ports import CatalogWriter
 from services.scheduler.store.commands import CommandCache, StoredCommand
@@ -47,6 +49,8 @@ from services.scheduler.store.training import RunningUnit, TrainingStore
 
 log = logging.getLogger(__name__)
 
+LIFE_SIGN_SECONDS = 1.0
+"""How often it is asked, during a unit, whether its trainer still counts as alive."""
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -77,6 +81,7 @@ class Cell:
         parts: Parts,
         policy: Policy,
         still_serving: Callable[[str], Awaitable[bool]],
+        replaced: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._pool = pool
         self._term = term
@@ -86,6 +91,7 @@ class Cell:
         self._parts = parts
         self._policy = policy
         self._still_serving = still_serving
+        self._replaced = replaced
         self._clock = Clock()
         self._companions = Companions()
         self._settled = Acknowledger(client, term, incarnation)
@@ -189,7 +195,7 @@ class Cell:
 
     async def _executed(self, prepared: Prepared, stored: dict[str, StoredCommand], payload: bytes) -> Outcome:
         try:
-            return await self._client.execute(prepared.unit, payload)
+            return await self._unless_replaced(self._client.execute(prepared.unit, payload))
         except StaleFence:
             raise
         except UserError as error:
@@ -220,10 +226,23 @@ class Cell:
 
     async def _attached(self, prepared: Prepared, stored: dict[str, StoredCommand]) -> Outcome:
         try:
-            return await self._client.attach(self._ref(prepared.unit.unit_id))
+            return await self._unless_replaced(self._client.attach(self._ref(prepared.unit.unit_id)))
         except (UnknownId, Gone):
             payload = await self._payload(prepared, stored)
-            return payload if isinstance(payload, Outcome) else await self._client.execute(prepared.unit, payload)
+            if isinstance(payload, Outcome):
+                return payload
+            return await self._unless_replaced(self._client.execute(prepared.unit, payload))
+
+    async def _unless_replaced(self, call: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """A trainer that hangs keeps its connections. Raises TrainerLost once it counts as dead and another lives."""
+        task = asyncio.create_task(call)
+        try:
+            while not (await asyncio.wait({task}, timeout=LIFE_SIGN_SECONDS))[0]:
+                if await self._replaced(self._incarnation):
+                    raise TrainerLost(self._incarnation)
+            return task.result()
+        finally:
+            await end_tasks([task])
 
     def _ref(self, unit_id: str) -> pb.UnitRef:
         return pb.UnitRef(term=self._term, incarnation=self._incarnation, unit_id=unit_id)

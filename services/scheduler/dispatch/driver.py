@@ -93,7 +93,10 @@ class Driver:
             now = await self._directory.trainer(pool)
             return now is None or now.incarnation == incarnation
 
-        cell = Cell(pool, term, trainer.incarnation, client, publications, parts, policy, still_serving)
+        async def replaced(incarnation: str) -> bool:
+            return await self._directory.replaced(pool, incarnation)
+
+        cell = Cell(pool, term, trainer.incarnation, client, publications, parts, policy, still_serving, replaced)
         self._started(pool)
         try:
             if (await client.describe()).incarnation != trainer.incarnation:

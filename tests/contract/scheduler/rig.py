@@ -54,6 +54,9 @@ class FixedDirectory:
     async def draining(self, pool: str) -> bool:
         return False
 
+    async def replaced(self, pool: str, incarnation: str) -> bool:
+        return self.registration is not None and self.registration.incarnation != incarnation
+
     async def facts(self, pool: str) -> types.PoolFacts:
         return self._facts
 

@@ -40,6 +40,9 @@ class Directory:
     async def draining(self, pool: str) -> bool:
         return False
 
+    async def replaced(self, pool: str, incarnation: str) -> bool:
+        return False
+
     async def facts(self, pool: str) -> types.PoolFacts:
         return _facts()
 
