@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from services.common.errors import Gone, Unavailable
+from services.common.errors import ContractViolation, Gone, Unavailable
 from services.scheduler.results import Results
 from services.scheduler.store.large_results import LargeResults
 from services.scheduler.store.payloads import BlobStore, blob_name
@@ -53,6 +53,9 @@ class ResultMover:
         try:
             data = await self._results.stored(request)
         except Gone:
+            return False
+        except ContractViolation as error:  # who asks for it is told; the others' results are to go on
+            log.error("a large result stays where it was: %s", error)
             return False
         name = blob_name(pool, key)
         await self._blobs.put(name, data)

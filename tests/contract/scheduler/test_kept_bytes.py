@@ -300,3 +300,12 @@ async def test_a_purged_models_results_no_longer_count_FUT_06(mesh: Mesh) -> Non
 
     await mesh.until(purged)
     assert int(await redis.hget(usage, "results")) == 0
+
+
+async def test_a_result_that_was_lost_does_not_hold_up_the_others(store: Store) -> None:
+    """Nor end the term of whoever leads the pool: it would begin with the same result again."""
+    await store.settle(1, LARGE)
+    await store.settle(2, LARGE)
+    await store.redis.hdel(keys.req(POOL, store.key(1)), "result_upload", "result_segments")
+    assert await store.mover.move(POOL) == 1
+    assert await store.redis.llen(keys.large_results(POOL)) == 0
