@@ -2,7 +2,7 @@
 
     <root>/runs/<model id>/<kind>/<name>                     relative link to the current version
     <root>/runs/<model id>/<kind>/_version_<name>_<uuid>/    immutable directory with meta.json
-    <root>/durable/<model id>/<n>                            the mesh's own slot checkpoints, published alike
+    <root>/durable/<pool>/<model id>/<name>                  the mesh's own slot checkpoints, published alike
 
 Every path that came from outside goes through `resolve`, which follows links once and
 refuses anything that ends up outside the root.
@@ -27,9 +27,9 @@ def public_directory(path: TinkerPath) -> str:
     return f"runs/{path.model_id}/{path.kind}/{path.name}"
 
 
-def durable_directory(model_id: str, name: str) -> str:
+def durable_directory(pool: str, model_id: str, name: str) -> str:
     """Relative to the root; outside runs/, where every path of a client leads."""
-    return f"{DURABLE}/{model_id}/{name}"
+    return f"{DURABLE}/{pool}/{model_id}/{name}"
 
 
 def is_durable(relative: str) -> bool:

@@ -10,12 +10,15 @@ from services.common.errors import Gone, UnknownId
 from services.common.grpc_boundary import Context
 from services.common.ids import parse_request_id
 from services.scheduler.admin_reports import (
+    MODEL_FIELDS,
     PENDING_STATES,
     cursor_of,
     future_report,
     head_of,
+    model_report,
     packing_report,
     place_of,
+    recovery_report,
     request_report,
     session_report,
     slot_report,
@@ -100,6 +103,16 @@ class Admin(admin_pb2_grpc.AdminServicer):
             reply.slots.extend(sorted(slots, key=lambda slot: slot.slot))
         return reply
 
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsReply:
+        reply = pb.ListModelsReply()
+        for pool in await self._pools(request.pool):
+            model_ids = (await self._overview.live_models(pool))[:LARGEST_LIMIT]
+            rows = await self._overview.models(pool, model_ids, MODEL_FIELDS)
+            depths = await self._overview.depths(pool, model_ids)
+            for model_id, row, depth in zip(model_ids, rows, depths, strict=True):
+                reply.models.append(model_report(pool, model_id, row, depth))
+        return reply
+
     async def ListQueues(self, request: pb.ListQueuesRequest, context: Context) -> pb.ListQueuesReply:
         reply = pb.ListQueuesReply()
         for pool in await self._pools(request.pool):
@@ -168,16 +181,18 @@ class Admin(admin_pb2_grpc.AdminServicer):
         facts = await self._registry.facts(pool)
         lease, counters = await self._overview.lease(pool), await self._overview.counters(pool)
         held = sum(1 for holder in (await self._overview.slots(pool)).values() if holder)
+        unseated, recovering = await self._overview.recovery(pool)
         expired = int(lease.get("expires_ms", 0)) <= await self._overview.now_ms()
         return pb.AdminPool(
             facts=facts or types.PoolFacts(pool=pool),
             term=int(lease.get("term", 0)),
             leader="" if expired else lease.get("replica", ""),
-            models=held + await self._overview.waiting_creates(pool),
+            models=held + unseated + await self._overview.waiting_creates(pool),
             queued_commands=sum(await self._overview.depths(pool, await self._overview.busy_models(pool))),
             units_total=int(counters.get("units_total", 0)),
             datums_total=int(counters.get("datums_total", 0)),
             shared_units_total=int(counters.get("shared_units_total", 0)),
+            recovery=recovery_report(counters, unseated, recovering),
             packing=packing_report(counters, facts.unit_token_budget if facts else 0),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from tinkermesh.v1 import admin_pb2 as pb
@@ -20,6 +21,30 @@ PACKING_TOTALS = (
     "started_total",
     "queue_wait_ms_total",
     "solo_retries_total",
+)
+RECOVERY_TOTALS = (
+    "log_bytes",
+    "trainers_lost_total",
+    "seated_total",
+    "replay_units_total",
+    "replay_faults_total",
+    "replay_mismatches_total",
+    "poisoned_total",
+    "durables_total",
+    "durable_failures_total",
+    "pages_total",
+)
+MODEL_FIELDS = (
+    "tenant",
+    "state",
+    "phase",
+    "slot",
+    "base",
+    "base_pos",
+    "applied",
+    "log_end",
+    "log_bytes",
+    "steps_since",
 )
 EVENTS = ("admitted", "issued", "captured", "settled")
 
@@ -119,3 +144,26 @@ def place_of(cursor: str) -> Place | None:
     if not (seen.isascii() and seen.isdigit() and len(seen) < 17 and is_session_id(session_id)):
         raise InvalidInput(f"cursor: {cursor[:80]!r} is none; pass the next_cursor of an answer back as it came")
     return Place(int(seen), session_id)
+
+
+def recovery_report(counters: Mapping[str, str], unseated: int, recovering: int) -> pb.Recovery:
+    totals = {name: max(0, int(counters.get(name, 0))) for name in RECOVERY_TOTALS}
+    return pb.Recovery(unseated_models=unseated, recovering_models=recovering, **totals)
+
+
+def model_report(pool: str, model_id: str, row: Row, depth: int) -> pb.ModelReport:
+    first = _number(row["base_pos"])
+    return pb.ModelReport(
+        pool=pool,
+        model_id=model_id,
+        tenant_id=row["tenant"],
+        state=row["state"],
+        phase=row["phase"],
+        slot=_number(row["slot"], -1),
+        replayed=max(0, _number(row["applied"]) - first) if row["phase"] in ("live", "replaying") else 0,
+        log_entries=max(0, _number(row["log_end"]) - first),
+        log_bytes=max(0, _number(row["log_bytes"])),
+        steps_since=max(0, _number(row["steps_since"])),
+        base=str(json.loads(row["base"]).get("kind", "")) if row["base"] else "",
+        depth=depth,
+    )

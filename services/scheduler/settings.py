@@ -42,6 +42,14 @@ class Settings(ServiceSettings, frozen=True):
     registration_seconds: float = 10.0
     term_lease_seconds: float = 5.0
 
+    # How a model comes back after its trainer, and who gives up a slot (docs/recovery.md).
+    durable_every_steps: int = 16
+    durable_log_mib: int = 256
+    poison_deaths: int = 2  # a command that stopped the trainer so often is not run again
+    paging: bool = True  # idle models give up their slots to others that need one
+    page_idle_seconds: float = 0.2
+    page_after_seconds: float = 2.0  # when all are busy somebody who waited so long gets a slot all the same
+
     # What every tenant may use unless its own record says otherwise; 0 = no limit (docs/tenants.md).
     quota_sessions: int = 10_000
     quota_models: int = 1_000

@@ -24,6 +24,17 @@ def leader(addresses: str, pool: str) -> str:
     return next((p.leader for p in list_pools(addresses) if p.facts.pool == pool), "")
 
 
+def recovery(addresses: str, pool: str = "double") -> pb.Recovery:
+    """What recovery has done in the pool."""
+    return next(p.recovery for p in list_pools(addresses) if p.facts.pool == pool)
+
+
+def models(address: str) -> list[pb.ModelReport]:
+    with grpc.insecure_channel(address) as channel:
+        reply: pb.ListModelsReply = pb_grpc.AdminStub(channel).ListModels(pb.ListModelsRequest(), timeout=10)
+        return list(reply.models)
+
+
 def trainers(address: str) -> list[pb.TrainerReport]:
     with grpc.insecure_channel(address) as channel:
         reply: pb.ListTrainersReply = pb_grpc.AdminStub(channel).ListTrainers(pb.ListTrainersRequest(), timeout=10)

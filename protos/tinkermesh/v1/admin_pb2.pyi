@@ -47,6 +47,7 @@ class AdminPool(_message.Message):
     DATUMS_TOTAL_FIELD_NUMBER: _builtins.int
     SHARED_UNITS_TOTAL_FIELD_NUMBER: _builtins.int
     PACKING_FIELD_NUMBER: _builtins.int
+    RECOVERY_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     leader: _builtins.str
     """replica that holds the lease, "" = none"""
@@ -60,6 +61,8 @@ class AdminPool(_message.Message):
     def facts(self) -> _types_pb2.PoolFacts: ...
     @_builtins.property
     def packing(self) -> Global___Packing: ...
+    @_builtins.property
+    def recovery(self) -> Global___Recovery: ...
     def __init__(
         self,
         *,
@@ -72,14 +75,78 @@ class AdminPool(_message.Message):
         datums_total: _builtins.int = ...,
         shared_units_total: _builtins.int = ...,
         packing: Global___Packing | None = ...,
+        recovery: Global___Recovery | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "packing", b"packing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "packing", b"packing", "recovery", b"recovery"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datums_total", b"datums_total", "facts", b"facts", "leader", b"leader", "models", b"models", "packing", b"packing", "queued_commands", b"queued_commands", "shared_units_total", b"shared_units_total", "term", b"term", "units_total", b"units_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datums_total", b"datums_total", "facts", b"facts", "leader", b"leader", "models", b"models", "packing", b"packing", "queued_commands", b"queued_commands", "recovery", b"recovery", "shared_units_total", b"shared_units_total", "term", b"term", "units_total", b"units_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdminPool: _TypeAlias = AdminPool  # noqa: Y015
+
+@_typing.final
+class Recovery(_message.Message):
+    """What recovery has done since the pool exists, and what it holds now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNSEATED_MODELS_FIELD_NUMBER: _builtins.int
+    RECOVERING_MODELS_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
+    TRAINERS_LOST_TOTAL_FIELD_NUMBER: _builtins.int
+    SEATED_TOTAL_FIELD_NUMBER: _builtins.int
+    REPLAY_UNITS_TOTAL_FIELD_NUMBER: _builtins.int
+    REPLAY_FAULTS_TOTAL_FIELD_NUMBER: _builtins.int
+    REPLAY_MISMATCHES_TOTAL_FIELD_NUMBER: _builtins.int
+    POISONED_TOTAL_FIELD_NUMBER: _builtins.int
+    DURABLES_TOTAL_FIELD_NUMBER: _builtins.int
+    DURABLE_FAILURES_TOTAL_FIELD_NUMBER: _builtins.int
+    PAGES_TOTAL_FIELD_NUMBER: _builtins.int
+    unseated_models: _builtins.int
+    """without a slot now"""
+    recovering_models: _builtins.int
+    """whose slot is being filled"""
+    log_bytes: _builtins.int
+    """payloads the logs of all models keep"""
+    trainers_lost_total: _builtins.int
+    seated_total: _builtins.int
+    """models that came back into a slot"""
+    replay_units_total: _builtins.int
+    replay_faults_total: _builtins.int
+    """replays that failed and began anew"""
+    replay_mismatches_total: _builtins.int
+    """replays that came to something else: an alarm"""
+    poisoned_total: _builtins.int
+    """commands and models that stopped the trainer too often"""
+    durables_total: _builtins.int
+    """durable points that became a base"""
+    durable_failures_total: _builtins.int
+    pages_total: _builtins.int
+    """slots given up to somebody who waited"""
+    def __init__(
+        self,
+        *,
+        unseated_models: _builtins.int = ...,
+        recovering_models: _builtins.int = ...,
+        log_bytes: _builtins.int = ...,
+        trainers_lost_total: _builtins.int = ...,
+        seated_total: _builtins.int = ...,
+        replay_units_total: _builtins.int = ...,
+        replay_faults_total: _builtins.int = ...,
+        replay_mismatches_total: _builtins.int = ...,
+        poisoned_total: _builtins.int = ...,
+        durables_total: _builtins.int = ...,
+        durable_failures_total: _builtins.int = ...,
+        pages_total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_failures_total", b"durable_failures_total", "durables_total", b"durables_total", "log_bytes", b"log_bytes", "pages_total", b"pages_total", "poisoned_total", b"poisoned_total", "recovering_models", b"recovering_models", "replay_faults_total", b"replay_faults_total", "replay_mismatches_total", b"replay_mismatches_total", "replay_units_total", b"replay_units_total", "seated_total", b"seated_total", "trainers_lost_total", b"trainers_lost_total", "unseated_models", b"unseated_models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recovery: _TypeAlias = Recovery  # noqa: Y015
 
 @_typing.final
 class Packing(_message.Message):
@@ -374,6 +441,105 @@ class ListSlotsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListSlotsReply: _TypeAlias = ListSlotsReply  # noqa: Y015
+
+@_typing.final
+class ListModelsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """"" = all"""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
+
+@_typing.final
+class ModelReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    REPLAYED_FIELD_NUMBER: _builtins.int
+    LOG_ENTRIES_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
+    STEPS_SINCE_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    model_id: _builtins.str
+    tenant_id: _builtins.str
+    state: _builtins.str
+    """creating | open | closing"""
+    phase: _builtins.str
+    """live | unseated | seating | replaying"""
+    slot: _builtins.int
+    """-1 = none"""
+    replayed: _builtins.int
+    """entries of the log its seat has applied"""
+    log_entries: _builtins.int
+    log_bytes: _builtins.int
+    steps_since: _builtins.int
+    """optimizer steps since its base"""
+    base: _builtins.str
+    """init | load | durable"""
+    depth: _builtins.int
+    """commands that are not settled"""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        model_id: _builtins.str = ...,
+        tenant_id: _builtins.str = ...,
+        state: _builtins.str = ...,
+        phase: _builtins.str = ...,
+        slot: _builtins.int = ...,
+        replayed: _builtins.int = ...,
+        log_entries: _builtins.int = ...,
+        log_bytes: _builtins.int = ...,
+        steps_since: _builtins.int = ...,
+        base: _builtins.str = ...,
+        depth: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "depth", b"depth", "log_bytes", b"log_bytes", "log_entries", b"log_entries", "model_id", b"model_id", "phase", b"phase", "pool", b"pool", "replayed", b"replayed", "slot", b"slot", "state", b"state", "steps_since", b"steps_since", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelReport: _TypeAlias = ModelReport  # noqa: Y015
+
+@_typing.final
+class ListModelsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelReport]: ...
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___ModelReport] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsReply: _TypeAlias = ListModelsReply  # noqa: Y015
 
 @_typing.final
 class ListQueuesRequest(_message.Message):

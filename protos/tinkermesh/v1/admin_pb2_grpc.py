@@ -54,6 +54,11 @@ class AdminStub:
                 request_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListSlotsRequest.SerializeToString,
                 response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListSlotsReply.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/tinkermesh.v1.Admin/ListModels',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListModelsReply.FromString,
+                _registered_method=True)
         self.ListQueues = channel.unary_unary(
                 '/tinkermesh.v1.Admin/ListQueues',
                 request_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListQueuesRequest.SerializeToString,
@@ -109,6 +114,13 @@ class AdminServicer:
 
     def ListSlots(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """Live models of a pool: where their slots stand, what their logs hold.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -172,6 +184,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListSlots,
                     request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListSlotsRequest.FromString,
                     response_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListSlotsReply.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListModelsRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListModelsReply.SerializeToString,
             ),
             'ListQueues': grpc.unary_unary_rpc_method_handler(
                     servicer.ListQueues,
@@ -312,6 +329,33 @@ class Admin:
             '/tinkermesh.v1.Admin/ListSlots',
             tinkermesh_dot_v1_dot_admin__pb2.ListSlotsRequest.SerializeToString,
             tinkermesh_dot_v1_dot_admin__pb2.ListSlotsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/ListModels',
+            tinkermesh_dot_v1_dot_admin__pb2.ListModelsRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.ListModelsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class AdminStub:
     ListTrainers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTrainersRequest, _admin_pb2.ListTrainersReply]
     ListSamplers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSamplersRequest, _admin_pb2.ListSamplersReply]
     ListSlots: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSlotsRequest, _admin_pb2.ListSlotsReply]
+    ListModels: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsReply]
+    """Live models of a pool: where their slots stand, what their logs hold."""
     ListQueues: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListQueuesRequest, _admin_pb2.ListQueuesReply]
     ListSessions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsReply]
     ListFutures: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListFuturesRequest, _admin_pb2.ListFuturesReply]
@@ -50,6 +52,8 @@ class AdminAsyncStub(AdminStub):
     ListTrainers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTrainersRequest, _admin_pb2.ListTrainersReply]  # type: ignore[assignment]
     ListSamplers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSamplersRequest, _admin_pb2.ListSamplersReply]  # type: ignore[assignment]
     ListSlots: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSlotsRequest, _admin_pb2.ListSlotsReply]  # type: ignore[assignment]
+    ListModels: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsReply]  # type: ignore[assignment]
+    """Live models of a pool: where their slots stand, what their logs hold."""
     ListQueues: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListQueuesRequest, _admin_pb2.ListQueuesReply]  # type: ignore[assignment]
     ListSessions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsReply]  # type: ignore[assignment]
     ListFutures: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListFuturesRequest, _admin_pb2.ListFuturesReply]  # type: ignore[assignment]
@@ -86,6 +90,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListSlotsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListSlotsReply, _abc.Awaitable[_admin_pb2.ListSlotsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListModels(
+        self,
+        request: _admin_pb2.ListModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListModelsReply, _abc.Awaitable[_admin_pb2.ListModelsReply]]:
+        """Live models of a pool: where their slots stand, what their logs hold."""
 
     @_abc_1.abstractmethod
     def ListQueues(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.scheduler.core.seats import LogEntry, ReplayQueue
 from services.scheduler.core.view import ModelQueue, QueuedCommand
 
 
@@ -55,4 +56,40 @@ class UnloadPlan:
     slot: int
 
 
-Plan = PassPlan | OptimPlan | SinglePlan | UnloadPlan
+@dataclass(frozen=True, slots=True)
+class SeatPlan:
+    """A free slot is filled with the base of an unseated model."""
+
+    model_id: str
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStep:
+    queue: ReplayQueue
+    entry: LogEntry
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """Entries of one logged unit, formed again."""
+
+    steps: tuple[ReplayStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DurablePlan:
+    model_id: str
+    slot: int
+    load_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagePlan:
+    """A live model gives up its slot; no unit, the unload follows."""
+
+    model_id: str
+
+
+RecoveryPlan = SeatPlan | ReplayPlan | DurablePlan
+Plan = PassPlan | OptimPlan | SinglePlan | UnloadPlan | RecoveryPlan | PagePlan

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from services.scheduler.core.seats import RecoveryView
+
 
 class Op(StrEnum):
     CREATE = "create"
@@ -94,3 +96,4 @@ class ReadyView:
     free_slots: tuple[int, ...] = ()
     dirty_slots: tuple[int, ...] = ()
     clock: Clock = field(default_factory=Clock)
+    recovery: RecoveryView = field(default_factory=RecoveryView)

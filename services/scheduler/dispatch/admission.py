@@ -180,5 +180,6 @@ def _stored(submission: Submission, admitted: Admitted, payload: bytes) -> Store
         upload=submission.payload.upload,
         traceparent=submission.traceparent,
         admitted_ms=admitted.admitted_ms,
+        seq=int(submission.seq or 0),
         payload=payload if len(payload) <= REMEMBERED_BYTES else b"",
     )

@@ -9,53 +9,48 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 from tinkermesh.v1 import trainer_pb2 as pb
-from tinkermesh.v1 import types_pb2 as types
 
 from services.common import logs
 from services.common.clock import now_ms
-from services.common.errors import (
-    ContractViolation,
-    Gone,
-    ServerError,
-    StaleFence,
-    Unavailable,
-    UnknownId,
-    UserError,
-)
+from services.common.errors import UserError
 from services.scheduler.core.companions import Companions
 from services.scheduler.core.fairness import charged
-from services.scheduler.core.plans import OptimPlan, PassPlan, Plan, UnloadPlan
+from services.scheduler.core.plans import (
+    DurablePlan,
+    OptimPlan,
+    PagePlan,
+    PassPlan,
+    Plan,
+    ReplayPlan,
+    SeatPlan,
+    UnloadPlan,
+)
+from services.scheduler.core.seating import retry_seconds
 from services.scheduler.core.select import Policy, select
-from services.scheduler.core.view import Clock
+from services.scheduler.core.view import Clock, ReadyView
 from services.scheduler.dispatch import reports, traces
 from services.scheduler.dispatch.acknowledger import Acknowledger
 from services.scheduler.dispatch.artifacts import Publications
 from services.scheduler.dispatch.client import Outcome, TrainerClient
-from services.scheduler.dispatch.payload import gather, size
+from services.scheduler.dispatch.durables import DurablePoints
+from services.scheduler.dispatch.execution import Execution
+from services.scheduler.dispatch.payload import size
+from services.scheduler.dispatch.progress import Progress
+from services.scheduler.dispatch.recovered import recovery_settlements
+from services.scheduler.dispatch.recovery_units import RecoveryUnits, Unrestorable
 from services.scheduler.dispatch.settlement import artifact_name, settlements
 from services.scheduler.dispatch.slot_units import SlotUnits
-from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.dispatch.units import Prepared, new_unit, optim_unit, pass_unit, unload_unit
 from services.scheduler.ports import CatalogWriter
 from services.scheduler.store.commands import CommandCache, StoredCommand
 from services.scheduler.store.payloads import PayloadStore
 from services.scheduler.store.ready import ReadyReader
-from services.scheduler.store.training import RunningUnit, TrainingStore
+from services.scheduler.store.training import RecoveryLimits, RunningUnit, Settlement, TrainingStore
 
 log = logging.getLogger(__name__)
-
-LIFE_SIGN_SECONDS = 1.0
-"""How often it is asked, during a unit, whether its trainer still counts as alive."""
-RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
-
-
-class TrainerLost(Exception):
-    """Another incarnation serves the pool now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +62,9 @@ class Parts:
     commands: CommandCache
     payloads: PayloadStore
     slot_units: SlotUnits
+    recovery_units: RecoveryUnits
     catalog: CatalogWriter
+    limits: RecoveryLimits
 
 
 class Cell:
@@ -77,23 +74,25 @@ class Cell:
         term: int,
         incarnation: str,
         client: TrainerClient,
+        execution: Execution,
         publications: Publications,
+        durables: DurablePoints,
         parts: Parts,
         policy: Policy,
-        still_serving: Callable[[str], Awaitable[bool]],
-        replaced: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._pool = pool
         self._term = term
         self._incarnation = incarnation
         self._client = client
+        self._execution = execution
         self._publications = publications
+        self._durables = durables
         self._parts = parts
         self._policy = policy
-        self._still_serving = still_serving
-        self._replaced = replaced
         self._clock = Clock()
         self._companions = Companions()
+        self._progress = Progress(pool)
+        self._recovered = False  # whether the last turn was recovery's
         self._settled = Acknowledger(client, term, incarnation)
 
     async def close(self) -> None:
@@ -106,15 +105,23 @@ class Cell:
         """
         token = await self._parts.store.takeover_token(self._pool, self._term, self._incarnation)
         known = await self._client.takeover(self._term, self._incarnation, token)
-        lost = await self._parts.store.adopt(self._pool, self._term, self._incarnation, slots)
+        lost = await self._parts.store.adopt(self._pool, self._term, self._incarnation, slots, self._parts.limits)
         if lost:
-            log.warning("pool %s: a new trainer incarnation; %d held slots are lost", self._pool, lost)
+            log.warning("pool %s: a new trainer incarnation; the models of %d slots are restored", self._pool, lost)
         for running in await self._parts.ready.running_units(self._pool):
             await self._resume(running)
+        followed = await self._follow()
+        self._settled.add(set(known.finished_units) - followed)
+
+    async def _follow(self) -> set[str]:
+        """What is captured and not published is waited for; answers the units."""
         captured = await self._parts.ready.capturing(self._pool)
         for save in captured:
-            self._publications.watch(self._ref(save.unit_id), save.key, save.name)
-        self._settled.add(set(known.finished_units) - {save.unit_id for save in captured})
+            self._publications.watch(self._execution.ref(save.unit_id), save.key, save.name)
+        durables = await self._parts.ready.durables(self._pool)
+        for model_id, unit_id in durables.items():
+            self._durables.watch(self._execution.ref(unit_id), model_id)
+        return {save.unit_id for save in captured} | set(durables.values())
 
     async def _resume(self, running: RunningUnit) -> None:
         unit = pb.Unit.FromString(running.work)
@@ -122,7 +129,7 @@ class Cell:
         prepared = Prepared(unit, tuple(running.items))
         stored = await self._parts.commands.get(self._pool, prepared.keys)
         with logs.bind(unit_id=unit.unit_id), traces.unit_span(prepared, stored):
-            await self._finish(prepared, stored, await self._recovered(prepared, stored))
+            await self._finish(prepared, stored, await self._execution.recovered(prepared, stored))
 
     async def turn(self) -> float | None:
         """Runs one unit, or settles one command that needs none.
@@ -131,17 +138,31 @@ class Cell:
         nothing is ready.
         """
         view = await self._parts.ready.view(self._pool, self._policy.budget)
-        plan = select(view, self._policy)
+        self._progress.seen(view.recovery)
+        plan = select(view, self._policy, recovered=self._recovered)
+        self._recovered = isinstance(plan, (SeatPlan, ReplayPlan))
         if plan is None:
             self._clock = view.clock
-            return None
+            return retry_seconds(view.recovery, self._policy.paging)
+        if isinstance(plan, PagePlan):
+            return await self._page(plan)
         if pause := self._companions.wait_seconds(plan, view, self._policy.budget, time.monotonic()):
             return pause
+        await self._perform(plan, view)
+        return 0.0
+
+    async def _page(self, plan: PagePlan) -> float:
+        if await self._parts.store.unseat(self._pool, self._term, plan.model_id):
+            log.info("model %s gives up its slot to one that waits", plan.model_id)
+        return 0.0
+
+    async def _perform(self, plan: Plan, view: ReadyView) -> None:
         stored = await self._parts.commands.get(self._pool, _keys(plan))
         prepared = await self._prepare(plan, stored)
         if prepared is not None:
+            if isinstance(plan, SeatPlan):
+                self._progress.seating(plan.model_id)
             await self._run(prepared, stored, charged(view.clock, plan, self._policy.weights))
-        return 0.0
 
     async def rest(self) -> None:
         """Nothing was ready for a while: nobody owes anybody a turn."""
@@ -157,6 +178,10 @@ class Cell:
             return optim_unit(unit, plan, stored)
         if isinstance(plan, UnloadPlan):
             return unload_unit(unit, plan.slot, await self._parts.ready.holder(self._pool, plan.slot))
+        if isinstance(plan, (SeatPlan, ReplayPlan, DurablePlan)):
+            return await self._prepare_recovery(unit, plan, stored)
+        if isinstance(plan, PagePlan):
+            return None
         key = plan.step.command.key
         try:
             return await self._parts.slot_units.build(self._pool, unit, plan, stored[key])
@@ -166,6 +191,16 @@ class Cell:
             reports.report(stored[key], "fail", error.message, started)
             return None
 
+    async def _prepare_recovery(
+        self, unit: pb.Unit, plan: SeatPlan | ReplayPlan | DurablePlan, stored: dict[str, StoredCommand]
+    ) -> Prepared | None:
+        try:
+            return await self._parts.recovery_units.build(self._pool, unit, plan, stored)
+        except Unrestorable as error:
+            log.error("model %s cannot be restored: %s", error.model_id, error.message)
+            await self._parts.store.seat_lost(self._pool, self._term, error.model_id, error.message)
+            return None
+
     async def _run(self, prepared: Prepared, stored: dict[str, StoredCommand], clock: Clock) -> None:
         unit = prepared.unit
         if unit.HasField("pass"):
@@ -173,99 +208,51 @@ class Cell:
         issue = self._parts.store.issue(
             self._pool, self._term, unit.unit_id, self._incarnation, unit.SerializeToString(), prepared.items, clock
         )
-        issued, payload = await asyncio.gather(issue, self._payload(prepared, stored))
+        issued, payload = await asyncio.gather(issue, self._execution.payload(prepared, stored))
         if not issued:
             return
-        traces.record_queued(stored.values())
+        if not unit.replay:
+            traces.record_queued(stored.values())
         with logs.bind(unit_id=unit.unit_id), traces.unit_span(prepared, stored):
-            outcome = payload if isinstance(payload, Outcome) else await self._executed(prepared, stored, payload)
-            await self._finish(prepared, stored, outcome)
-
-    async def _payload(self, prepared: Prepared, stored: dict[str, StoredCommand]) -> bytes | Outcome:
-        """The unit's payload, or its outcome when a part of it is lost: then nothing can run."""
-        if not prepared.unit.HasField("pass"):
-            return b""
-        try:
-            commands = [stored[key] for key in prepared.keys]
-            return await gather(self._pool, getattr(prepared.unit, "pass"), commands, self._parts.payloads)
-        except (KeyError, ContractViolation) as error:
-            return _refused(prepared, f"payload is lost: {error}")
-
-    # ---- execution -------------------------------------------------------------------------
-
-    async def _executed(self, prepared: Prepared, stored: dict[str, StoredCommand], payload: bytes) -> Outcome:
-        try:
-            return await self._unless_replaced(self._client.execute(prepared.unit, payload))
-        except StaleFence:
-            raise
-        except UserError as error:
-            return _refused(prepared, f"trainer refused the unit: {error.message}")
-        except ServerError as error:
-            log.warning("unit %s: %s; attaching", prepared.unit.unit_id, error)
-        return await self._recovered(prepared, stored)
-
-    async def _recovered(self, prepared: Prepared, stored: dict[str, StoredCommand]) -> Outcome:
-        """The outcome of a unit that may be anywhere between unsent and recorded."""
-        attempt = 0
-        while True:
-            try:
-                return await self._attached(prepared, stored)
-            except StaleFence:
-                raise
-            except UserError as error:
-                return _refused(prepared, f"trainer refused the unit: {error.message}")
-            except Unavailable as error:
-                log.warning("unit %s: trainer is away: %s", prepared.unit.unit_id, error)
-            except ServerError as error:
-                log.error("unit %s has no outcome: %s", prepared.unit.unit_id, error)
-                return Outcome(pb.UnitOutcome(), b"", error.message)
-            if not await self._still_serving(self._incarnation):
-                raise TrainerLost(self._incarnation)
-            await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
-            attempt += 1
-
-    async def _attached(self, prepared: Prepared, stored: dict[str, StoredCommand]) -> Outcome:
-        try:
-            return await self._unless_replaced(self._client.attach(self._ref(prepared.unit.unit_id)))
-        except (UnknownId, Gone):
-            payload = await self._payload(prepared, stored)
             if isinstance(payload, Outcome):
-                return payload
-            return await self._unless_replaced(self._client.execute(prepared.unit, payload))
-
-    async def _unless_replaced(self, call: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """A trainer that hangs keeps its connections. Raises TrainerLost once it counts as dead and another lives."""
-        task = asyncio.create_task(call)
-        try:
-            while not (await asyncio.wait({task}, timeout=LIFE_SIGN_SECONDS))[0]:
-                if await self._replaced(self._incarnation):
-                    raise TrainerLost(self._incarnation)
-            return task.result()
-        finally:
-            await end_tasks([task])
-
-    def _ref(self, unit_id: str) -> pb.UnitRef:
-        return pb.UnitRef(term=self._term, incarnation=self._incarnation, unit_id=unit_id)
+                outcome = payload
+            else:
+                outcome = await self._execution.executed(prepared, stored, payload)
+            await self._finish(prepared, stored, outcome)
 
     # ---- settlement ------------------------------------------------------------------------
 
     async def _finish(self, prepared: Prepared, stored: dict[str, StoredCommand], outcome: Outcome) -> None:
         started = now_ms()
         unit_id = prepared.unit.unit_id
-        entries = settlements(prepared, outcome)
+        recovery = bool(prepared.items[0].x)
+        entries = recovery_settlements(prepared, outcome) if recovery else settlements(prepared, outcome)
         for item, entry in zip(prepared.items, entries, strict=True):
             if item.c and entry.action == "loaded":
                 await self._parts.catalog.model_created(self._pool, item.m)
         await self._parts.store.settle(self._pool, self._term, unit_id, entries)
         if prepared.unit.HasField("pass"):
             self._companions.pass_seconds = outcome.header.execute_seconds
-        self._companions.settled({item.m for item in prepared.items}, time.monotonic())
-        reports.report_unit(prepared, stored, entries, started)
-        captured = [item.k for item, entry in zip(prepared.items, entries, strict=True) if entry.action == "captured"]
-        for key in captured:
-            self._publications.watch(self._ref(unit_id), key, artifact_name(prepared.unit))
-        if not captured:
+        if recovery:
+            reports.report_recovery(prepared, entries)
+        else:
+            self._companions.settled({item.m for item in prepared.items}, time.monotonic())
+            reports.report_unit(prepared, stored, entries, started)
+        if not self._watch(prepared, entries):
             self._settled.add([unit_id])
+
+    def _watch(self, prepared: Prepared, entries: list[Settlement]) -> bool:
+        """Whether something was captured whose publication is to be settled."""
+        ref = self._execution.ref(prepared.unit.unit_id)
+        watched = False
+        for item, entry in zip(prepared.items, entries, strict=True):
+            if entry.action in ("captured", "recaptured"):
+                self._publications.watch(ref, item.k, artifact_name(prepared.unit))
+                watched = True
+            elif entry.action == "durable_captured":
+                self._durables.watch(ref, item.m)
+                watched = True
+        return watched
 
 
 def _keys(plan: Plan) -> list[str]:
@@ -273,10 +260,6 @@ def _keys(plan: Plan) -> list[str]:
         return [item.command.key for item in plan.items]
     if isinstance(plan, OptimPlan):
         return [step.command.key for step in plan.steps]
-    return [] if isinstance(plan, UnloadPlan) else [plan.step.command.key]
-
-
-def _refused(prepared: Prepared, message: str) -> Outcome:
-    """The outcome of a unit that could not run as it stands: nothing of it took effect."""
-    failed = types.Failure(category=types.FAILURE_CATEGORY_SERVER, message=message)
-    return Outcome(pb.UnitOutcome(unit_id=prepared.unit.unit_id, failure=failed), b"")
+    if isinstance(plan, ReplayPlan):
+        return [step.entry.key for step in plan.steps]
+    return [] if isinstance(plan, (UnloadPlan, SeatPlan, DurablePlan, PagePlan)) else [plan.step.command.key]

@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from tinkermesh.v1 import scheduler_pb2 as pb
 
 from services.common.errors import Unavailable
+from services.scheduler.core.seating import Paging
 from services.scheduler.core.select import Policy
 from services.scheduler.dispatch.artifacts import Publications
-from services.scheduler.dispatch.cell import Cell, Parts, TrainerLost
+from services.scheduler.dispatch.cell import Cell, Parts
 from services.scheduler.dispatch.client import TrainerClient
+from services.scheduler.dispatch.durables import DurablePoints
+from services.scheduler.dispatch.execution import Execution, TrainerLost
 from services.scheduler.ports import SnapshotSink, TrainerDirectory
 
 log = logging.getLogger(__name__)
@@ -35,6 +38,7 @@ class Driver:
         *,
         fair: bool = True,
         weights: Mapping[str, float] | None = None,
+        paging: Paging | None = None,
         unit_seconds: float = UNIT_SECONDS,
     ) -> None:
         self._parts = parts
@@ -42,6 +46,7 @@ class Driver:
         self._sink = sink
         self._fair = fair
         self._weights: Mapping[str, float] = {} if weights is None else weights
+        self._paging = Paging() if paging is None else paging
         self._unit_seconds = unit_seconds
         self._wakes: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._stopping = False
@@ -87,7 +92,7 @@ class Driver:
         client = TrainerClient(trainer.address, unit_seconds=self._unit_seconds)
         parts = self._parts
         publications = Publications(pool, client, parts.store, self._sink, parts.catalog, parts.commands)
-        policy = Policy(trainer.facts.unit_token_budget or DEFAULT_UNIT_TOKENS, self._fair, self._weights)
+        policy = Policy(trainer.facts.unit_token_budget or DEFAULT_UNIT_TOKENS, self._fair, self._weights, self._paging)
 
         async def still_serving(incarnation: str) -> bool:
             now = await self._directory.trainer(pool)
@@ -96,7 +101,9 @@ class Driver:
         async def replaced(incarnation: str) -> bool:
             return await self._directory.replaced(pool, incarnation)
 
-        cell = Cell(pool, term, trainer.incarnation, client, publications, parts, policy, still_serving, replaced)
+        execution = Execution(pool, term, trainer.incarnation, client, parts.payloads, still_serving, replaced)
+        durables = DurablePoints(pool, client, parts.store)
+        cell = Cell(pool, term, trainer.incarnation, client, execution, publications, durables, parts, policy)
         self._started(pool)
         try:
             if (await client.describe()).incarnation != trainer.incarnation:
@@ -107,6 +114,7 @@ class Driver:
             self._ended(pool)
             await cell.close()
             await publications.cancel()
+            await durables.cancel()
             await client.close()
 
     async def _turns(self, pool: str, cell: Cell, incarnation: str) -> None:

@@ -12,6 +12,7 @@ from services.scheduler.store.training import TrainingStore
 
 USER = 1
 ACTIVE, PAUSED_CAPACITY = "active", "paused_capacity"
+_UNSEATED = ("unseated", "seating", "replaying")
 
 
 class Models:
@@ -60,6 +61,15 @@ class Models:
             return PAUSED_CAPACITY, "every adapter slot is taken: the model waits for a free one"
         if row.state == "creating":
             return ACTIVE, "the model's slot is being initialised"
+        if row.phase in _UNSEATED:
+            return PAUSED_CAPACITY, _recovery_reason(row)
         if await self._reader.missing(pool, model_id, row.next_seq) and seq > row.next_seq:
             return ACTIVE, f"waiting for seq_id {row.next_seq}, which has not arrived"
         return ACTIVE, f"seq_id {row.next_seq} of this model is next" if seq > row.next_seq else "waiting for its turn"
+
+
+def _recovery_reason(row: ModelRow) -> str:
+    if row.phase == "unseated":
+        return "waiting for an adapter slot: the model goes on where it was"
+    done, all_of_it = row.applied - row.base_pos, row.log_end - row.base_pos
+    return f"recovering: {max(0, done)} of {all_of_it} logged commands replayed"

@@ -13,6 +13,7 @@ from services.scheduler.store.training import Settlement
 
 log = logging.getLogger(__name__)
 
+_RECOVERY_TROUBLE = ("seat_failed", "diverged", "durable_failed", "resave_failed")
 _TROUBLE = ("fail", "quarantine", "again")
 
 
@@ -27,6 +28,16 @@ def report_unit(
             _log(item.o or "unload", entry.action, detail, model_id=item.m)
         else:
             report(command, entry.action, detail, started_ms)
+
+
+def report_recovery(prepared: Prepared, entries: Sequence[Settlement]) -> None:
+    """Quiet while all is well: its requests were told of long ago."""
+    for item, entry in zip(prepared.items, entries, strict=True):
+        with logs.bind(model_id=item.m):
+            if entry.action in _RECOVERY_TROUBLE:
+                log.error("%s: %s: %s", item.x, entry.action, entry.data)
+            else:
+                log.debug("%s: %s", item.x, entry.action)
 
 
 def report(command: StoredCommand, action: str, detail: str, started_ms: int) -> None:

@@ -22,6 +22,7 @@ from services.scheduler.core.outcomes import (
 )
 from services.scheduler.core.view import Op
 from services.scheduler.dispatch.client import Outcome
+from services.scheduler.dispatch.log_entries import base_entry, load_entry, pass_entries, save_entry, step_entry
 from services.scheduler.dispatch.units import Prepared
 from services.scheduler.store.training import Settlement, UnitItem
 
@@ -43,7 +44,7 @@ def settlements(prepared: Prepared, outcome: Outcome) -> list[Settlement]:
     return _slot_settlements(prepared, header)
 
 
-def _fault(message: types.Failure) -> Fault:
+def fault_of(message: types.Failure) -> Fault:
     return Fault(message.message, user=message.category == USER)
 
 
@@ -51,13 +52,13 @@ def _category(fault: Fault) -> str:
     return str(USER if fault.user else SERVER)
 
 
-def _failed(fault: Fault, reach: Reach) -> Settlement:
-    return Settlement("fail", fault.message, _category(fault), reach.value)
+def _failed(fault: Fault, reach: Reach, log: bytes = b"") -> Settlement:
+    return Settlement("fail", fault.message, _category(fault), reach.value, log)
 
 
 def _unit_failed(prepared: Prepared, message: types.Failure) -> list[Settlement]:
     """Nothing of the unit took effect: its items try again in other company, a lone one has failed."""
-    items, fault = prepared.items, _fault(message)
+    items, fault = prepared.items, fault_of(message)
     if not prepared.keys:
         return [Settlement("quarantine", fault.message) for _ in items]
     transient = message.transient and not items[0].c  # a create's slot is taken with its unit
@@ -82,18 +83,18 @@ def _violated(prepared: Prepared, problem: str) -> list[Settlement]:
 def _pass_settlements(prepared: Prepared, outcome: Outcome) -> list[Settlement]:
     work: pb.PassWork = getattr(prepared.unit, "pass")
     result: pb.PassOutcome = getattr(outcome.header, "pass")
-    reports = [DatumReport(d.loss, _fault(d.failure) if d.HasField("failure") else None) for d in result.datums]
+    reports = [DatumReport(d.loss, fault_of(d.failure) if d.HasField("failure") else None) for d in result.datums]
     sizes = [n * k for item in work.items for n, k in zip(item.lengths, item.widths, strict=True)]
     if problem := pass_violation(sizes, reports, len(outcome.payload)):
         return _violated(prepared, problem)
-    split = list(_split(work, sizes, reports, outcome.payload))
+    split = list(split_reports(work, sizes, reports, outcome.payload))
     return [
-        _item_settlement(item, packed, reports, logprobs, work.loss.loss_fn)
+        _item_settlement(item, packed, reports, logprobs, work)
         for item, packed, (reports, logprobs) in zip(prepared.items, work.items, split, strict=True)
     ]
 
 
-def _split(
+def split_reports(
     work: pb.PassWork, sizes: Sequence[int], reports: Sequence[DatumReport], payload: bytes
 ) -> Iterator[tuple[Sequence[DatumReport], bytes]]:
     """Each item's reports and its bytes of logprobs; failed datums have none."""
@@ -107,12 +108,13 @@ def _split(
 
 
 def _item_settlement(
-    item: UnitItem, packed: pb.PassItem, reports: Sequence[DatumReport], logprobs: bytes, loss_fn: str
+    item: UnitItem, packed: pb.PassItem, reports: Sequence[DatumReport], logprobs: bytes, work: pb.PassWork
 ) -> Settlement:
+    log = pass_entries(packed, reports, len(work.fields)) if work.backward else b""
     for index, report in enumerate(reports):
         if report.fault is not None:
             fault = Fault(f"datum {packed.first_datum + index}: {report.fault.message}", report.fault.user)
-            return _failed(fault, failure.of_datum(Op(item.o), user=fault.user))
+            return _failed(fault, failure.of_datum(Op(item.o), user=fault.user), log)
     losses = [report.loss for report in reports]
     total = sum(losses)
     part = types.BatchResult(
@@ -124,28 +126,28 @@ def _item_settlement(
     )
     part.logprobs = logprobs
     part.metrics["loss:sum"] = total
-    if loss_fn == stable_reinforce.NAME:  # the vendor's objective is not published: say which one this is
+    if work.loss.loss_fn == stable_reinforce.NAME:  # the vendor's objective is not published: say which one this is
         part.metrics[stable_reinforce.OBJECTIVE_METRIC] = total
-    return Settlement("part", part.SerializeToString())
+    return Settlement("part", part.SerializeToString(), log=log)
 
 
 # ---- slots --------------------------------------------------------------------------------
 
 
 def _slot_settlements(prepared: Prepared, header: pb.UnitOutcome) -> list[Settlement]:
-    reports = [_slot_report(slot) for slot in header.slots]
-    if problem := slots_violation(_expectations(prepared.unit), reports):
+    reports = [slot_report(slot) for slot in header.slots]
+    if problem := slots_violation(expectations(prepared.unit), reports):
         return _violated(prepared, problem)
     by_slot = {slot.slot: (slot, report) for slot, report in zip(header.slots, reports, strict=True)}
     return [_slot_settlement(prepared.unit, item, *by_slot[item.s]) for item in prepared.items]
 
 
-def _slot_report(slot: pb.SlotOutcome) -> SlotReport:
-    fault = _fault(slot.failure) if slot.HasField("failure") else None
+def slot_report(slot: pb.SlotOutcome) -> SlotReport:
+    fault = fault_of(slot.failure) if slot.HasField("failure") else None
     return SlotReport(slot.slot, slot.load_number, dict(slot.metrics), fault, slot.request_id)
 
 
-def _expectations(unit: pb.Unit) -> list[SlotExpectation]:
+def expectations(unit: pb.Unit) -> list[SlotExpectation]:
     kind = str(unit.WhichOneof("work"))
     if kind == "optim":
         return [SlotExpectation(step.slot, step.load_number, step.request_id) for step in unit.optim.steps]
@@ -160,9 +162,9 @@ def _slot_settlement(unit: pb.Unit, item: UnitItem, slot: pb.SlotOutcome, report
     if report.fault is not None:
         return _failed(report.fault, failure.of_slot(op, assignment_began=slot.assignment_began))
     if op is Op.OPTIM_STEP:
-        return Settlement("done", _optim_result(report, item.w))
+        return Settlement("done", _optim_result(report, item.w), log=step_entry(report.metrics))
     if op in (Op.SAVE_WEIGHTS, Op.SAVE_FOR_SAMPLER, Op.SAVE_EXTERNAL):
-        return Settlement("captured", artifact_name(unit))
+        return Settlement("captured", artifact_name(unit), log=save_entry())
     return _loaded(unit, item, slot.load_number)
 
 
@@ -178,7 +180,8 @@ def _optim_result(report: SlotReport, window_rejected: int) -> bytes:
 def _loaded(unit: pb.Unit, item: UnitItem, load_number: int) -> Settlement:
     layout = unit.init.layout if unit.HasField("init") else unit.load.layout
     result = types.Result(model=types.ModelResult(model_id=item.m, path=item.p))
-    return Settlement("loaded", result.SerializeToString(), str(load_number), layout.SerializeToString())
+    log = base_entry(unit, item.k) if item.c else load_entry(unit.load)
+    return Settlement("loaded", result.SerializeToString(), str(load_number), layout.SerializeToString(), log)
 
 
 def artifact_name(unit: pb.Unit) -> str:

@@ -46,15 +46,16 @@ class SlotUnits:
         op = plan.step.command.op
         path = ""
         if op is Op.CREATE:
-            _init(unit, plan.slot, stored, row)
+            init_slot(unit, plan.slot, stored, row)
         elif op in (Op.CREATE_FROM_CHECKPOINT, Op.LOAD_WEIGHTS):
             path = await self._load(unit, plan, stored, row)
         elif op is Op.SAVE_WEIGHTS:
-            _save(unit, plan, stored, row, self.pepper)
+            _save(unit, plan.slot, row.load_number, stored, row, self.pepper)
         elif op is Op.SAVE_EXTERNAL:
-            _external(unit, plan, stored, row, self.pepper)
+            _external(unit, plan.slot, row.load_number, stored, row, self.pepper)
         else:
-            await self._snapshot(pool, unit, plan, stored, row)
+            name = await self._snapshot_name(pool, unit, stored)
+            _snapshot(unit, plan.slot, row.load_number, name, stored, row, self.pepper)
         return Prepared(unit, (barrier_item(plan.step, plan.slot, path),), stored.key)
 
     async def _load(self, unit: pb.Unit, plan: SinglePlan, stored: StoredCommand, row: ModelRow) -> str:
@@ -80,22 +81,28 @@ class SlotUnits:
         )
         return str(body.path)
 
-    async def _snapshot(self, pool: str, unit: pb.Unit, plan: SinglePlan, stored: StoredCommand, row: ModelRow) -> None:
+    async def _snapshot_name(self, pool: str, unit: pb.Unit, stored: StoredCommand) -> str:
         body = stored.command.save_for_sampler
         if body.name:
             check_name(body.name, "path")
-        name = await self.store.snapshot_name(pool, unit.term, stored.model_id, body.name)
-        path = TinkerPath(stored.model_id, SAMPLER_WEIGHTS, name)
-        ttl = body.ttl_seconds if body.HasField("ttl_seconds") else 0
-        meta = _meta(path, row, self.pepper, stored, body.user_metadata_json, ttl)
-        unit.snapshot.CopyFrom(
-            pb.SnapshotSlotWork(
-                slot=plan.slot, load_number=row.load_number, meta=meta, directory=public_directory(path)
-            )
-        )
+        return await self.store.snapshot_name(pool, unit.term, stored.model_id, body.name)
+
+    async def save_again(self, pool: str, unit: pb.Unit, slot: int, load_number: int, stored: StoredCommand) -> None:
+        """A save that was captured and not published, under the name it got then."""
+        row = await self.models.row(pool, stored.model_id)
+        if row is None:
+            raise InvalidInput(f"model_id {stored.model_id} is not known")
+        body = stored.command.WhichOneof("body")
+        if body == "save_weights":
+            _save(unit, slot, load_number, stored, row, self.pepper)
+        elif body == "save_external":
+            _external(unit, slot, load_number, stored, row, self.pepper)
+        else:
+            name = await self.models.artifact(pool, stored.key)
+            _snapshot(unit, slot, load_number, name, stored, row, self.pepper)
 
 
-def _init(unit: pb.Unit, slot: int, stored: StoredCommand, row: ModelRow) -> None:
+def init_slot(unit: pb.Unit, slot: int, stored: StoredCommand, row: ModelRow) -> None:
     body = stored.command.create_model
     seed = body.seed if body.HasField("seed") else _seed_of(stored.model_id)
     unit.init.CopyFrom(pb.InitSlotWork(slot=slot, model_id=stored.model_id, layout=row.layout, seed=seed))
@@ -106,29 +113,36 @@ def _seed_of(model_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(model_id.encode(), digest_size=4).digest(), "little")
 
 
-def _save(unit: pb.Unit, plan: SinglePlan, stored: StoredCommand, row: ModelRow, pepper: bytes) -> None:
+def _save(unit: pb.Unit, slot: int, load_number: int, stored: StoredCommand, row: ModelRow, pepper: bytes) -> None:
     body = stored.command.save_weights
-    name = check_name(body.name or f"checkpoint-{plan.step.command.seq:06d}", "path")
+    name = check_name(body.name or f"checkpoint-{stored.seq:06d}", "path")
     path = TinkerPath(stored.model_id, WEIGHTS, name)
     ttl = body.ttl_seconds if body.HasField("ttl_seconds") else 0
     meta = _meta(path, row, pepper, stored, body.user_metadata_json, ttl)
+    directory = public_directory(path)
     unit.save.CopyFrom(
-        pb.SaveSlotWork(
-            slot=plan.slot,
-            load_number=row.load_number,
-            meta=meta,
-            directory=public_directory(path),
-            overwrite=body.overwrite,
-        )
+        pb.SaveSlotWork(slot=slot, load_number=load_number, meta=meta, directory=directory, overwrite=body.overwrite)
     )
 
 
-def _external(unit: pb.Unit, plan: SinglePlan, stored: StoredCommand, row: ModelRow, pepper: bytes) -> None:
+def _snapshot(
+    unit: pb.Unit, slot: int, load_number: int, name: str, stored: StoredCommand, row: ModelRow, pepper: bytes
+) -> None:
+    body = stored.command.save_for_sampler
+    path = TinkerPath(stored.model_id, SAMPLER_WEIGHTS, name)
+    ttl = body.ttl_seconds if body.HasField("ttl_seconds") else 0
+    meta = _meta(path, row, pepper, stored, body.user_metadata_json, ttl)
+    unit.snapshot.CopyFrom(
+        pb.SnapshotSlotWork(slot=slot, load_number=load_number, meta=meta, directory=public_directory(path))
+    )
+
+
+def _external(unit: pb.Unit, slot: int, load_number: int, stored: StoredCommand, row: ModelRow, pepper: bytes) -> None:
     body = stored.command.save_external
     path = TinkerPath(stored.model_id, EXTERNAL_WEIGHTS, check_name(body.name, "path"))
     meta = _meta(path, row, pepper, stored, "", body.ttl_seconds)
     unit.snapshot.CopyFrom(
-        pb.SnapshotSlotWork(slot=plan.slot, load_number=row.load_number, meta=meta, directory=public_directory(path))
+        pb.SnapshotSlotWork(slot=slot, load_number=load_number, meta=meta, directory=public_directory(path))
     )
 
 

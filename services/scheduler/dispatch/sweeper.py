@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from services.common.errors import Unavailable
+from services.scheduler.dispatch.durable_sweeper import DurableSweeper
 from services.scheduler.store.payloads import PayloadStore
 from services.scheduler.store.training import TrainingStore
 
@@ -25,6 +26,7 @@ class Sweeper:
         self,
         store: TrainingStore,
         payloads: PayloadStore,
+        durables: DurableSweeper,
         *,
         gap_timeout_ms: int,
         period_seconds: float = PERIOD_SECONDS,
@@ -33,6 +35,7 @@ class Sweeper:
     ) -> None:
         self._store = store
         self._payloads = payloads
+        self._durables = durables
         self._gap_timeout_ms = gap_timeout_ms
         self._period = period_seconds
         self._repair_every = repair_seconds
@@ -56,6 +59,7 @@ class Sweeper:
         while expired == RESULTS_PER_CALL:
             expired = await self._store.expire_results(pool, RESULTS_PER_CALL)
         await self._delete_files(self._payloads.drop_blobs, pool)
+        await self._delete_files(self._durables.drop, pool)
         for _ in range(PURGES_PER_SWEEP):
             if not await self._store.purge(pool, self._keep_rows_ms):
                 break
@@ -69,5 +73,6 @@ class Sweeper:
 
     async def _repair(self, pool: str, term: int) -> None:
         await self._delete_files(self._payloads.drop_orphans, pool)
+        await self._delete_files(self._durables.drop_orphans, pool)
         if tried := await self._store.repair(pool, term):
             log.warning("pool %s: %d quarantined slots are unloaded once more", pool, tried)

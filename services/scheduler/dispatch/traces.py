@@ -18,7 +18,7 @@ def unit_span(prepared: Prepared, stored: Mapping[str, StoredCommand]) -> Iterat
     Each other request gets a unit span of its own, of the same time, linked to that one.
     """
     packed = [stored[key] for key in dict.fromkeys(prepared.keys) if key in stored and stored[key].traceparent]
-    if not telemetry.enabled() or not packed:
+    if not telemetry.enabled() or not packed or prepared.unit.replay:  # its requests were traced long ago
         yield
         return
     seed = next((command for command in packed if command.key == prepared.seed), packed[0])

@@ -11,11 +11,15 @@ from typing import Any, cast
 
 from services.common.errors import Unavailable
 from services.scheduler.catalog.registrar import Registrar
+from services.scheduler.core.seating import DEFAULT_PAGING, Paging
 from services.scheduler.dispatch.admission import TrainingAdmission
 from services.scheduler.dispatch.cell import Parts
 from services.scheduler.dispatch.driver import Driver
+from services.scheduler.dispatch.durable_store import DurableFiles
+from services.scheduler.dispatch.durable_sweeper import DurableSweeper
 from services.scheduler.dispatch.leadership import Leadership
 from services.scheduler.dispatch.models import Models
+from services.scheduler.dispatch.recovery_units import RecoveryUnits
 from services.scheduler.dispatch.slot_units import SlotUnits
 from services.scheduler.dispatch.sweeper import Sweeper
 from services.scheduler.dispatch.tasks import end_tasks
@@ -32,6 +36,7 @@ from services.scheduler.store import keys
 from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.commands import CommandCache
 from services.scheduler.store.connection import Redis
+from services.scheduler.store.durables import DurableBook
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.leases import LeaseStore
 from services.scheduler.store.models import ModelReader
@@ -40,7 +45,7 @@ from services.scheduler.store.outages import reaching_redis
 from services.scheduler.store.payloads import FileBlobs, PayloadStore
 from services.scheduler.store.ready import ReadyReader
 from services.scheduler.store.sequences import SequenceStore
-from services.scheduler.store.training import TrainingStore
+from services.scheduler.store.training import DEFAULT_LIMITS, RecoveryLimits, TrainingStore
 from services.scheduler.tenancy.limits import unlimited
 from services.scheduler.tenancy.records import Quotas
 
@@ -77,6 +82,8 @@ class Training:
         fair: bool = True,
         weights: Mapping[str, float] | None = None,
         quotas: Callable[[str], Quotas] = unlimited,
+        recovery: RecoveryLimits = DEFAULT_LIMITS,
+        paging: Paging = DEFAULT_PAGING,
         lease_ttl_ms: int = 5_000,
     ) -> None:
         store = TrainingStore(functions, int(retention_seconds * 1000))
@@ -84,13 +91,16 @@ class Training:
         reader, commands = ModelReader(redis), CommandCache(redis)
         units = SlotUnits(store, reader, artifacts, pepper)
         catalog = Registrar(CatalogStore(redis, functions), reader, artifacts)
-        parts = Parts(store, ReadyReader(redis, functions, commands), commands, payloads, units, catalog)
+        ready = ReadyReader(redis, functions, commands)
+        recovery_units = RecoveryUnits(reader, commands, units, pepper)
+        parts = Parts(store, ready, commands, payloads, units, recovery_units, catalog, recovery)
         self.admission: Admission = TrainingAdmission(
             store, payloads, sessions, directory, artifacts, commands, sequences, quotas
         )
         self.models: ModelBook = Models(store, reader, sessions, directory)
-        self._driver = Driver(parts, directory, snapshots, fair=fair, weights=weights)
-        sweeper = Sweeper(store, payloads, gap_timeout_ms=int(gap_timeout_seconds * 1000))
+        self._driver = Driver(parts, directory, snapshots, fair=fair, weights=weights, paging=paging)
+        durables = DurableSweeper(DurableBook(redis), reader, DurableFiles(store_root))
+        sweeper = Sweeper(store, payloads, durables, gap_timeout_ms=int(gap_timeout_seconds * 1000))
         tasks: list[LeaderTask] = [self._driver, sweeper, *leader_tasks]
         self._leadership = Leadership(LeaseStore(functions), replica, tasks, ttl_ms=lease_ttl_ms)
         self._redis = cast("Any", redis)

@@ -35,22 +35,24 @@ def pass_unit(unit: pb.Unit, plan: PassPlan, stored: Mapping[str, StoredCommand]
     """A packed pass; its payload is gathered item by item."""
     first = stored[plan.items[0].command.key].command.batch
     work = pb.PassWork(backward=first.backward, loss=first.loss, fields=first.table.fields)
-    work.items.extend(_pass_item(item, stored[item.command.key]) for item in plan.items)
+    for item in plan.items:
+        queue, command = item.queue, stored[item.command.key]
+        work.items.append(pass_item(command, queue.slot or 0, queue.load_number, item.first, item.count))
     getattr(unit, "pass").CopyFrom(work)  # a keyword in Python
     oldest = min(plan.items, key=lambda item: item.command.arrival)
     return Prepared(unit, tuple(_batch_item(item) for item in plan.items), oldest.command.key)
 
 
-def _pass_item(item: PackedItem, stored: StoredCommand) -> pb.PassItem:
-    table, end = stored.command.batch.table, item.first + item.count
+def pass_item(stored: StoredCommand, slot: int, load_number: int, first: int, count: int) -> pb.PassItem:
+    table, end = stored.command.batch.table, first + count
     return pb.PassItem(
         request_id=stored.request_id,
-        slot=item.queue.slot or 0,
-        load_number=item.queue.load_number,
-        first_datum=item.first,
-        lengths=table.lengths[item.first : end],
-        widths=table.widths[item.first : end],
-        columns=[index - item.first for index in table.columns if item.first <= index < end],
+        slot=slot,
+        load_number=load_number,
+        first_datum=first,
+        lengths=table.lengths[first:end],
+        widths=table.widths[first:end],
+        columns=[index - first for index in table.columns if first <= index < end],
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from services.scheduler.core.seating import Paging
 from services.scheduler.dispatch.training import Training
 from services.scheduler.parts.ground import Ground, ms
 from services.scheduler.parts.sampling import SamplingParts
+from services.scheduler.settings import Settings
+from services.scheduler.store.training import RecoveryLimits
 
 
 def make_training(ground: Ground, sampling: SamplingParts) -> Training:
@@ -28,5 +31,15 @@ def make_training(ground: Ground, sampling: SamplingParts) -> Training:
         fair=settings.fair,
         weights=ground.book.weights,
         quotas=ground.book.quotas,
+        recovery=_limits(settings),
+        paging=Paging(settings.paging, ms(settings.page_idle_seconds), ms(settings.page_after_seconds)),
         lease_ttl_ms=ms(settings.term_lease_seconds),
+    )
+
+
+def _limits(settings: Settings) -> RecoveryLimits:
+    return RecoveryLimits(
+        durable_every_steps=settings.durable_every_steps,
+        durable_log_bytes=settings.durable_log_mib << 20,
+        poison_deaths=settings.poison_deaths,
     )

@@ -15,7 +15,7 @@ from services.scheduler.store import keys
 from services.scheduler.store.outages import reaching_redis
 from services.scheduler.store.payloads import Upload
 
-_FIELDS = ("request_id", "tenant", "parent", "command", "upload", "segments", "traceparent", "admitted_ms")
+_FIELDS = ("request_id", "tenant", "parent", "command", "upload", "segments", "traceparent", "admitted_ms", "seq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class StoredCommand:
     upload: Upload
     traceparent: str
     admitted_ms: int
+    seq: int = 0
     payload: bytes = b""
     costs: tuple[int, ...] = field(init=False)
 
@@ -94,4 +95,5 @@ def _stored(key: str, row: Sequence[bytes | None]) -> StoredCommand:
         upload=Upload(text[4].decode(), int(text[5] or 0)),
         traceparent=text[6].decode(),
         admitted_ms=int(text[7] or 0),
+        seq=int(text[8] or 0),
     )

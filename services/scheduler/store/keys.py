@@ -17,6 +17,7 @@ Request row ``req(pool, key)``, a hash (training commands and samples alike):
     result_bytes                                   sequence_ids  space-separated (samples)
     expires_ms   when the result may go            charged       what it holds of its tenant's quota
     pack, datums, tokens, issued, reported, flying, group, rejected, captured_ms, artifact (training)
+    logged       log entries that need its payload     deaths        of the trainer while it ran
     sequences, adapter_name, adapter_path, recorded (samples)
     result_upload, result_segments, kept (large results; what any result holds of its tenant's quota)
 """
@@ -160,6 +161,10 @@ def payload(pool: str, upload: str, index: int) -> str:
 def model(pool: str, model_id: str) -> str:
     """Hash: tenant, session, state creating|open|closing|closed, reason, slot, load_number, layout, ...
 
+    Of recovery: phase (functions/_seats.lua), base, base_pos, log_end, applied, barrier_pos, log_bytes,
+    steps_since (functions/_log.lua), captures, home (last slot), seated_ms, worked_ms, replay_deaths,
+    replay_faults, replay_alone, durable_soon, durable_after, durable_covers, durable_steps, durable_ms.
+
     Beside it ``names:<model id>``, the set of the names its snapshots took.
     """
     return _pool(pool, f"model:{model_id}")
@@ -171,8 +176,31 @@ def queue(pool: str, model_id: str) -> str:
 
 
 def active(pool: str) -> str:
-    """Zset model id -> arrival of its head command, of open models that have one."""
+    """Zset model id -> arrival of its head command, of live models that have one.
+
+    The other indexes of models by the phase of their slots follow (functions/_index.lua).
+    """
     return _pool(pool, "active")
+
+
+def seekers(pool: str) -> str:
+    """Zset model id -> since when (unix ms), of unseated models that something waits for."""
+    return _pool(pool, "seekers")
+
+
+def recovering(pool: str) -> str:
+    """Zset model id -> since when (unix ms) its slot is being filled."""
+    return _pool(pool, "recovering")
+
+
+def unseated(pool: str) -> str:
+    """Zset model id -> last request (unix ms) of every unseated model, 0 = it was paged out."""
+    return _pool(pool, "unseated")
+
+
+def durables(pool: str) -> str:
+    """Zset model id -> not before (unix ms), of live models whose durable point is due."""
+    return _pool(pool, "durables")
 
 
 def creates(pool: str) -> str:
@@ -206,7 +234,8 @@ def slots(pool: str) -> str:
 
 
 def cell(pool: str) -> str:
-    """Hash: incarnation, of the trainer whose slots these are; token, of its last takeover."""
+    """Hash: incarnation, of the trainer whose slots these are; token, of its last takeover; poison_deaths,
+    durable_steps, durable_bytes."""
     return _pool(pool, "cell")
 
 
@@ -243,6 +272,21 @@ def unit(pool: str, unit_id: str) -> str:
 def running_units(pool: str) -> str:
     """Set of unit ids sent and not settled."""
     return _pool(pool, "units")
+
+
+def log(pool: str, model_id: str) -> str:
+    """List of JSON entries: what changed the model's slot since its base (functions/_log.lua)."""
+    return _pool(pool, f"log:{model_id}")
+
+
+def durables_running(pool: str) -> str:
+    """Hash model id -> unit id of its durable point that is issued or captured and not settled."""
+    return _pool(pool, "durables_running")
+
+
+def dropped_durables(pool: str) -> str:
+    """List of version directories of durable points whose files may be deleted."""
+    return _pool(pool, "dropped_durables")
 
 
 def capturing(pool: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -13,6 +15,7 @@ from services.scheduler.store.outages import reaching_redis
 
 _FIELDS = ("tenant", "session", "state", "reason", "slot", "load_number", "base_model", "layout", "user_metadata")
 _MORE = ("next_seq", "ending", "last_request_ms", "created_ms")
+_RECOVERY = ("phase", "base", "base_pos", "applied", "log_end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,11 @@ class ModelRow:
     ending: bool
     last_request_ms: int
     created_ms: int
+    phase: str = ""  # functions/_seats.lua
+    base: Mapping[str, Any] = field(default_factory=dict)  # functions/_log.lua
+    base_pos: int = 0
+    applied: int = 0
+    log_end: int = 0
 
 
 class ModelReader:
@@ -39,10 +47,16 @@ class ModelReader:
 
     async def row(self, pool: str, model_id: str) -> ModelRow | None:
         with reaching_redis():
-            values = await self._redis.hmget(keys.model(pool, model_id), (*_FIELDS, *_MORE))
+            values = await self._redis.hmget(keys.model(pool, model_id), (*_FIELDS, *_MORE, *_RECOVERY))
         if values[0] is None:
             return None
         return _row(model_id, [value or b"" for value in values])
+
+    async def artifact(self, pool: str, key: str) -> str:
+        """The name a captured save has."""
+        with reaching_redis():
+            name = await self._redis.hget(keys.req(pool, key), "artifact")
+        return (name or b"").decode()
 
     async def missing(self, pool: str, model_id: str, seq: int) -> bool:
         """Whether the command `seq` has not arrived."""
@@ -67,4 +81,9 @@ def _row(model_id: str, values: list[bytes]) -> ModelRow:
         ending=values[10] == b"1",
         last_request_ms=int(values[11] or 0),
         created_ms=int(values[12] or 0),
+        phase=values[13].decode(),
+        base=json.loads(values[14]) if values[14] else {},
+        base_pos=int(values[15] or 0),
+        applied=int(values[16] or 0),
+        log_end=int(values[17] or 0),
     )

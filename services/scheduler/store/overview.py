@@ -66,10 +66,31 @@ class Overview:
         """Models with commands to look at: ready, waiting for a slot, or for a missing command."""
         with reaching_redis():
             pipe = self._redis.pipeline(transaction=False)
-            for name in (keys.active(pool), keys.creates(pool), keys.gaps(pool)):
+            waiting = (keys.seekers(pool), keys.recovering(pool))
+            for name in (keys.active(pool), keys.creates(pool), keys.gaps(pool), *waiting):
                 pipe.zrange(name, 0, -1)
             found = await pipe.execute()
         return sorted({model for names in found for model in _texts(names)})
+
+    async def live_models(self, pool: str) -> list[str]:
+        """Every model that is not closed: with a slot, without one, or waiting for its first."""
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hvals(keys.slots(pool))
+            pipe.zrange(keys.unseated(pool), 0, -1)
+            pipe.zrange(keys.creates(pool), 0, -1)
+            slots, unseated, creates = await pipe.execute()
+        holders = {holder for holder in _texts(slots) if holder and not holder.startswith(("unload:", "quarantine:"))}
+        return sorted(holders | {*_texts(unseated), *_texts(creates)})
+
+    async def recovery(self, pool: str) -> tuple[int, int]:
+        """Models without a slot, and those whose slot is being filled."""
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.zcard(keys.unseated(pool))
+            pipe.zcard(keys.recovering(pool))
+            unseated, recovering = await pipe.execute()
+        return int(unseated), int(recovering)
 
     async def waiting_creates(self, pool: str) -> int:
         with reaching_redis():

@@ -10,8 +10,10 @@ from redis.asyncio import Redis
 from services.scheduler.core.view import Clock, ModelQueue, Op, QueuedCommand, ReadyView
 from services.scheduler.store import keys
 from services.scheduler.store.commands import CommandCache, StoredCommand
+from services.scheduler.store.durables import DurableBook
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
+from services.scheduler.store.recovery import recovery_view
 from services.scheduler.store.training import RunningUnit, decode_items
 
 COMMANDS_PER_MODEL = 256
@@ -27,13 +29,14 @@ class CapturedSave(NamedTuple):
 class ReadyReader:
     def __init__(self, redis: Redis, functions: Functions, commands: CommandCache) -> None:
         self._redis = cast("Any", redis)
+        self._durables = DurableBook(redis)
         self._call = functions.call
         self._commands = commands
 
     async def view(self, pool: str, token_budget: int) -> ReadyView:
         """Raises Unavailable."""
         prefix = [keys.pool_prefix(pool)]
-        models, slots, served = await self._call("train_view", prefix, token_budget, COMMANDS_PER_MODEL)
+        models, slots, served, recovery = await self._call("train_view", prefix, token_budget, COMMANDS_PER_MODEL)
         wanted = [row[0].decode() for model in models for row in model[5]]
         stored = await self._commands.get(pool, wanted)
         holders = {int(slot): holder for slot, holder in _pairs(slots)}
@@ -42,6 +45,7 @@ class ReadyReader:
             free_slots=tuple(sorted(slot for slot, holder in holders.items() if holder == b"")),
             dirty_slots=tuple(sorted(slot for slot, holder in holders.items() if holder.startswith(UNLOAD))),
             clock=_clock(served),
+            recovery=recovery_view(recovery),
         )
 
     async def holder(self, pool: str, slot: int) -> str:
@@ -60,6 +64,10 @@ class ReadyReader:
             for name, (incarnation, work, items) in zip(names, rows, strict=True)
             if work is not None
         ]
+
+    async def durables(self, pool: str) -> dict[str, str]:
+        """Unit ids of durable points that are captured and not settled, by model."""
+        return await self._durables.running(pool)
 
     async def capturing(self, pool: str) -> list[CapturedSave]:
         """Saves that are captured and not published."""

@@ -56,6 +56,8 @@ class UnitItem(msgspec.Struct, frozen=True, omit_defaults=True):
     k request key, m model, f first datum, n datums, o op, s slot, c 1 for a create, w rejected
     requests in the model's window when the unit was issued, p path a load reads, t tokens, g the
     group the request ran in after an earlier failure.
+    x marks recovery: seat | replay | durable. Of a replay: q log position, z its place among the model's
+    items of the unit, v the recorded value to compare, e 1 = a step that was skipped.
     """
 
     m: str
@@ -69,15 +71,35 @@ class UnitItem(msgspec.Struct, frozen=True, omit_defaults=True):
     p: str = ""
     t: int = 0
     g: str = ""
+    x: str = ""
+    q: int = 0
+    z: int = 0
+    v: str = ""
+    e: int = 0
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """What one item came to: part | done | loaded | captured | fail | again | unloaded | quarantine."""
+    """What one item came to: part | done | loaded | captured | fail | again | unloaded | quarantine, or of
+    recovery: seated | seat_failed | replayed | recaptured | resave_failed | diverged | durable_captured |
+    durable_failed.
+
+    `log`: JSON list of the entries it leaves in its model's log (functions/_log.lua), of a create its base.
+    """
 
     action: str
     data: bytes | str = b""
     a: str = ""
     b: bytes | str = b""
+    log: bytes | str = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryLimits:
+    """When a durable point is due, and how many deaths of the trainer make a command poison."""
+
+    durable_every_steps: int = 16
+    durable_log_bytes: int = 256 << 20
+    poison_deaths: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +120,16 @@ def _lua_item(item: UnitItem) -> dict[str, str | int]:
     entry |= {"c": item.c, "w": item.w, "p": item.p, "t": item.t, "g": item.g}
     if item.k:
         entry["k"] = item.k
+    if item.x:
+        entry |= {"x": item.x, "q": item.q, "z": item.z, "v": item.v, "e": item.e}
     return entry
 
 
 def decode_items(data: bytes) -> list[UnitItem]:
     return msgspec.json.decode(data, type=list[UnitItem], strict=False)
+
+
+DEFAULT_LIMITS = RecoveryLimits()
 
 
 class TrainingStore:
@@ -153,7 +180,7 @@ class TrainingStore:
 
     async def settle(self, pool: str, term: int, unit_id: str, settlements: Sequence[Settlement]) -> bool:
         """Settles a unit as a whole. False: it was settled before. Raises StaleFence, Unavailable."""
-        parts = [part for s in settlements for part in (s.action, s.data, s.a, s.b)]
+        parts = [part for s in settlements for part in (s.action, s.data, s.a, s.b, s.log)]
         answer = await self._call("unit_settle", [keys.pool_prefix(pool)], term, self._retention, unit_id, *parts)
         return bool(answer == b"OK")
 
@@ -187,14 +214,31 @@ class TrainingStore:
         """
         return int(await self._call("takeover_token", [keys.pool_prefix(pool)], term, incarnation))
 
-    async def adopt(self, pool: str, term: int, incarnation: str, slots: int) -> int:
+    async def adopt(
+        self, pool: str, term: int, incarnation: str, slots: int, limits: RecoveryLimits = DEFAULT_LIMITS
+    ) -> int:
         """Makes the slots those of this incarnation; answers how many held slots were lost with another."""
-        arguments = (term, self._retention, incarnation, slots)
+        due = (limits.poison_deaths, limits.durable_every_steps, limits.durable_log_bytes)
+        arguments = (term, self._retention, incarnation, slots, *due)
         return int(await self._call("cell_adopt", [keys.pool_prefix(pool)], *arguments))
 
     async def repair(self, pool: str, term: int) -> int:
         """Quarantined slots get one more unload; answers how many."""
         return int(await self._call("cell_repair", [keys.pool_prefix(pool)], term))
+
+    async def unseat(self, pool: str, term: int, model_id: str) -> bool:
+        """A live model nothing runs on gives up its slot; False: that is not so any more."""
+        arguments = (term, self._retention, model_id)
+        return bool(await self._call("train_unseat", [keys.pool_prefix(pool)], *arguments) == b"OK")
+
+    async def seat_lost(self, pool: str, term: int, model_id: str, message: str) -> None:
+        """A model cannot be restored from what is stored of it; its recovery fails once more."""
+        await self._call("train_seat_failed", [keys.pool_prefix(pool)], term, self._retention, model_id, message)
+
+    async def durable_settled(self, pool: str, term: int, model_id: str, unit_id: str, directory: str) -> bool:
+        """A durable point is published ("" = it failed). False: not yet, a save it covers is still to be published."""
+        arguments = (term, self._retention, model_id, unit_id, directory)
+        return bool(await self._call("durable_settle", [keys.pool_prefix(pool)], *arguments) != b"later")
 
     # ---- ends ------------------------------------------------------------------------------
 

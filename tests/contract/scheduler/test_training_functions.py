@@ -26,6 +26,9 @@ def item(key: str, first: int, count: int, op: str = "forward_backward") -> Unit
     return UnitItem(m=MODEL, s=0, o=op, k=key, f=first, n=count)
 
 
+BASE = b'{"kind": "init", "key": "c"}'
+
+
 class Bench:
     """One open model in slot 0 with a batch of three datums (key b) and a step (key o) queued."""
 
@@ -41,7 +44,7 @@ class Bench:
         await self.store.create(POOL, submission("c", "0", "create", 1), NewModel("base", b"", ""))
         create = UnitItem(m=MODEL, s=0, o="create", k="c", c=1)
         await self.issue("u-create", create)
-        await self.settle("u-create", Settlement("loaded", b"result", "1", b""))
+        await self.settle("u-create", Settlement("loaded", b"result", "1", b"", BASE))
         await self.store.submit(POOL, submission("b", "1"))
         await self.store.submit(POOL, submission("o", "2", "optim_step", 1))
 
@@ -155,8 +158,9 @@ async def test_a_settled_batch_drops_its_payload_and_command(bench: Bench) -> No
 
 async def test_every_key_a_function_writes_is_one_the_book_of_keys_names(bench: Bench) -> None:
     await bench.issue("u1", item("b", 0, 2))
-    await bench.settle("u1", Settlement("part", b"x"))
+    await bench.settle("u1", Settlement("part", b"x", log=b'[{"f": 0, "n": 2, "b": 8}]'))
     named = {
+        keys.log(POOL, MODEL),
         keys.lease(POOL),
         keys.arrival(POOL),
         keys.active(POOL),

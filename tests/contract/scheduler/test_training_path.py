@@ -37,6 +37,10 @@ async def test_a_payload_above_the_redis_limit_goes_through_a_file_of_the_store_
     (file,) = (mesh.root / "payloads").glob("blob-*")
     mesh.trainer.faults.remove(hold)
     assert (await mesh.done(batch)).batch.lengths == [300, 200]
+    scored = await mesh.batch(model, 2, [300, 200], backward=False)
+    await mesh.done(scored)  # a score changes nothing: nobody will replay it
+    await mesh.until(lambda: list((mesh.root / "payloads").glob("blob-*")) == [file])
+    await mesh.done(await mesh.unload(model))
     await mesh.until(lambda: not file.exists())
 
 

@@ -156,13 +156,17 @@ class Upkeep:
     async def drop_blobs(self, pool: str) -> int:
         raise Unavailable("the shared store is away")
 
+    async def drop(self, pool: str) -> int:
+        raise Unavailable("the shared store is away")
+
     async def drop_orphans(self, pool: str) -> int:
         raise Unavailable("the shared store is away")
 
 
 async def test_a_shared_store_that_is_away_does_not_end_the_term() -> None:
     upkeep = Upkeep()
-    sweeper = Sweeper(cast("Any", upkeep), cast("Any", upkeep), gap_timeout_ms=1, period_seconds=0, repair_seconds=0)
+    all_of_it = cast("Any", upkeep)
+    sweeper = Sweeper(all_of_it, all_of_it, all_of_it, gap_timeout_ms=1, period_seconds=0, repair_seconds=0)
     running = asyncio.create_task(sweeper.run("p", 1))
     async with asyncio.timeout(5):
         while upkeep.sweeps < 3 and not running.done():

@@ -37,7 +37,7 @@ class Row:
 
     async def execute(self) -> list[list[bytes]]:
         self._meanwhile()
-        return [[b"p.k.0", b"tenant", b"s:train:0", b"", b"", b"0", b"", b"1"]] * self._asked
+        return [[b"p.k.0", b"tenant", b"s:train:0", b"", b"", b"0", b"", b"1", b"1"]] * self._asked
 
 
 async def test_what_is_asked_for_is_answered_also_when_it_leaves_the_cache_meanwhile():

@@ -77,6 +77,10 @@ local function request_row(context, key)
   return row_key(context.prefix, key)
 end
 
+local function model_row(context, id)
+  return context.prefix .. ':model:' .. id
+end
+
 -- What a tenant occupies in the pool, see _quota.lua.
 local function usage_key(context, tenant)
   return context.prefix .. ':usage:' .. tenant
@@ -98,11 +102,13 @@ local function is_batch(op)
   return op == 'forward' or op == 'forward_backward'
 end
 
--- The one place that decides when a command's payload may go. A blob is a file: its name is
+-- The one place that decides when a command's payload may go: once it has settled, and no log entry
+-- needs it for a replay any more (`logged` counts them, see _log.lua). A blob is a file: its name is
 -- left for the sweeper. Small bodies stay: a retried save is answered from its first body.
 local function release_payload(context, key)
   local row = request_row(context, key)
-  local upload, segments, op = unpack(redis.call('HMGET', row, 'upload', 'segments', 'op'))
+  local upload, segments, op, logged = unpack(redis.call('HMGET', row, 'upload', 'segments', 'op', 'logged'))
+  if logged then return end
   if upload and upload ~= '' then
     drop_upload(context.prefix, upload, segments)
     redis.call('HSET', row, 'upload', '', 'segments', '0')

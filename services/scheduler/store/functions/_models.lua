@@ -3,11 +3,8 @@
 -- Model row: state creating | open | closing | closed; `ending` = 1 once admission has stopped;
 -- `doomed` = 1 when nothing more of it may be issued; `inflight` = units that carry it now;
 -- `next_seq` = its lowest sequence id that is neither settled nor captured. The create is seq 0,
--- so what arrives early waits for the slot like any other successor.
-
-local function model_row(context, id)
-  return context.prefix .. ':model:' .. id
-end
+-- so what arrives early waits for the slot like any other successor. `captures` = its saves that are
+-- captured and not published. Where its slot stands: `phase`, see _seats.lua.
 
 local function queue_of(context, id)
   return context.prefix .. ':queue:' .. id
@@ -57,11 +54,12 @@ local function bury(context, id, category, reason)
     end
   end
   redis.call('DEL', queue_of(context, id))
-  redis.call('HSET', row, 'state', 'closed', 'closed_ms', int(context.now))
+  drop_log(context, id)
+  redis.call('HSET', row, 'state', 'closed', 'closed_ms', int(context.now), 'phase', '')
   if redis.call('HDEL', row, 'counted') == 1 then
     redis.call('HINCRBY', usage_key(context, redis.call('HGET', row, 'tenant')), 'models', -1)
   end
-  redis.call('ZREM', context.prefix .. ':active', id)
+  leave_indexes(context, id)
   redis.call('ZREM', context.prefix .. ':creates', id)
   redis.call('ZREM', context.prefix .. ':gaps', id)
   redis.call('ZADD', context.prefix .. ':closed', int(context.now), id)
@@ -83,7 +81,7 @@ local function close_model(context, id, category, reason)
   if doomed ~= '1' then
     redis.call('HSET', row, 'doomed', '1', 'ending', '1', 'reason', reason, 'reason_category', int(category))
     if state == 'open' then redis.call('HSET', row, 'state', 'closing') end
-    redis.call('ZREM', context.prefix .. ':active', id)
+    leave_indexes(context, id)
     redis.call('ZREM', context.prefix .. ':creates', id)
   end
   if tonumber(inflight or 0) == 0 then bury_for_its_reason(context, id) end
@@ -126,22 +124,21 @@ end
 local function advance(context, id)
   local row = model_row(context, id)
   local head = walk(context, id)
-  local state, ending, doomed, inflight = unpack(redis.call('HMGET', row, 'state', 'ending', 'doomed', 'inflight'))
+  local state, ending, doomed, inflight, captures =
+    unpack(redis.call('HMGET', row, 'state', 'ending', 'doomed', 'inflight', 'captures'))
   if state == 'closed' then return end
   if doomed == '1' then
     close_model(context, id, SERVER, '')
     return
   end
-  local active, gaps = context.prefix .. ':active', context.prefix .. ':gaps'
+  local gaps = context.prefix .. ':gaps'
+  captures = tonumber(captures or 0)
+  if state ~= 'creating' then index_model(context, id, head, captures) end
   if head then
     redis.call('ZREM', gaps, id)
-    if state ~= 'creating' then
-      redis.call('ZADD', active, redis.call('HGET', request_row(context, head), 'arrival'), id)
-    end
     return
   end
-  redis.call('ZREM', active, id)
-  if ending == '1' and tonumber(inflight or 0) == 0 then
+  if ending == '1' and tonumber(inflight or 0) == 0 and captures == 0 then
     bury_for_its_reason(context, id)
   elseif redis.call('HLEN', queue_of(context, id)) > 0 then
     redis.call('ZADD', gaps, 'NX', int(context.now), id)

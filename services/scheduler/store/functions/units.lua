@@ -2,16 +2,44 @@
 
 local STALE = 'stale'
 
+local function may_recover(context, item)
+  local row = redis.call('HMGET', model_row(context, item.m), 'phase', 'doomed', 'slot', 'applied', 'inflight')
+  if row[2] == '1' or tonumber(row[5] or 0) ~= 0 then return false end
+  if item.x == 'seat' then
+    return row[1] == 'unseated' and redis.call('HGET', context.prefix .. ':slots', item.s) == ''
+  end
+  if row[3] ~= item.s then return false end
+  if item.x == 'durable' then
+    return row[1] == 'live' and redis.call('HEXISTS', context.prefix .. ':durables_running', item.m) == 0
+  end
+  return row[1] == 'replaying' and tonumber(row[4]) + item.z == item.q
+end
+
 local function may_issue(context, item)
+  if item.x then return may_recover(context, item) end
   if not item.k then return redis.call('HGET', context.prefix .. ':slots', item.s) == 'unload:' .. item.m end
   local state, issued, datums = unpack(redis.call('HMGET', request_row(context, item.k), 'state', 'issued', 'datums'))
-  local model_state, doomed = unpack(redis.call('HMGET', model_row(context, item.m), 'state', 'doomed'))
+  local model_state, doomed, phase = unpack(redis.call('HMGET', model_row(context, item.m), 'state', 'doomed', 'phase'))
   if doomed == '1' or (state ~= 'queued' and state ~= 'running') then return false end
   if tonumber(issued) ~= item.f or item.f + item.n > tonumber(datums) then return false end
   if item.c == 1 then
     return model_state == 'creating' and redis.call('HGET', context.prefix .. ':slots', item.s) == ''
   end
-  return model_state == 'open' or model_state == 'closing'
+  return (model_state == 'open' or model_state == 'closing') and (phase or 'live') == 'live'
+end
+
+local function mark_recovering(context, item, unit)
+  local model = model_row(context, item.m)
+  redis.call('HINCRBY', model, 'inflight', 1)
+  if item.x == 'seat' then
+    redis.call('HSET', context.prefix .. ':slots', item.s, item.m)
+    redis.call('HSET', model, 'slot', item.s, 'home', item.s, 'touched', '1', 'phase', 'seating')
+    leave_indexes(context, item.m)
+    redis.call('ZADD', index_key(context, 'recovering'), int(context.now), item.m)
+  elseif item.x == 'durable' then
+    redis.call('ZREM', index_key(context, 'durables'), item.m)
+    redis.call('HSET', context.prefix .. ':durables_running', item.m, unit)
+  end
 end
 
 local function mark_issued(context, item, unit)
@@ -28,14 +56,15 @@ local function mark_issued(context, item, unit)
   redis.call('HINCRBY', model, 'inflight', 1)
   if item.c == 1 then
     redis.call('HSET', context.prefix .. ':slots', item.s, item.m)
-    redis.call('HSET', model, 'slot', item.s, 'touched', '1')
+    redis.call('HSET', model, 'slot', item.s, 'home', item.s, 'touched', '1')
     redis.call('ZREM', context.prefix .. ':creates', item.m)
   end
 end
 
 -- args: term, unit id, incarnation, work, items (JSON), virtual time, then tenant and tag pairs.
 -- An item is {k=request key, m=model, f=first datum, n=datums, o=op, s=slot, c=1 for creates}; an
--- unload has no k. Answers OK, or stale when the view has changed: nothing was written then.
+-- unload has no k. x marks what recovery does: seat, replay (of log position q, the z-th of its model
+-- in this unit) or durable. Answers OK, or stale when the view has changed: nothing was written then.
 register('unit_issue', function(keys, args)
   local stale = stale_term(keys[1], args[1])
   if stale then return stale end
@@ -47,7 +76,11 @@ register('unit_issue', function(keys, args)
   end
 
   for _, item in ipairs(items) do
-    if item.k then mark_issued(context, item, args[2]) end
+    if item.x then
+      mark_recovering(context, item, args[2])
+    elseif item.k then
+      mark_issued(context, item, args[2])
+    end
   end
   redis.call('HSET', unit, 'term', args[1], 'incarnation', args[3], 'state', 'running', 'work', args[4],
     'items', args[5], 'issued_ms', int(context.now))
@@ -63,14 +96,12 @@ local function closing_text(op, message)
   return op .. ' failed: ' .. message .. '; create a new model and restore from a checkpoint'
 end
 
-local act = {}
-
 -- Some datums of a batch op; with the last of them the request is done.
 function act.part(context, item, data)
   local row = request_row(context, item.k)
   redis.call('HSET', context.prefix .. ':out:' .. item.k, int(item.f), data)
   redis.call('HINCRBY', row, 'result_bytes', #data)
-  redis.call('HDEL', row, 'group')
+  redis.call('HDEL', row, 'group', 'deaths')
   local reported = redis.call('HINCRBY', row, 'reported', item.n)
   if int(reported) == redis.call('HGET', row, 'datums') then settle_row(context, item.k, 'done') end
 end
@@ -82,14 +113,17 @@ function act.done(context, item, data)
   settle_row(context, item.k, 'done', data)
 end
 
--- a: the slot's new load number. A create opens its model, a load goes on with it.
-function act.loaded(context, item, data, load_number, layout)
+-- a: the slot's new load number. A create opens its model, a load goes on with it. `base`: JSON, see _log.lua.
+function act.loaded(context, item, data, load_number, layout, base)
   local row = model_row(context, item.m)
   redis.call('HSET', row, 'load_number', load_number)
   if layout ~= '' then redis.call('HSET', row, 'layout', layout) end
   if item.c == 1 then
     local ending = redis.call('HGET', row, 'ending')
-    redis.call('HSET', row, 'state', ending == '1' and 'closing' or 'open')
+    redis.call('HSET', row, 'state', ending == '1' and 'closing' or 'open', 'phase', 'live', 'base', base,
+      'base_pos', '0', 'log_end', '0', 'applied', '0', 'barrier_pos', '0', 'steps_since', '0', 'log_bytes', '0',
+      'captures', '0', 'seated_ms', int(context.now))
+    if cjson.decode(base).kind == 'load' then redis.call('HSET', row, 'durable_soon', '1') end
   end
   act.done(context, item, data)
 end
@@ -98,6 +132,7 @@ end
 function act.captured(context, item, name)
   redis.call('HSET', request_row(context, item.k), 'state', 'captured', 'captured_ms', int(context.now), 'artifact', name)
   redis.call('SADD', context.prefix .. ':capturing', item.k)
+  redis.call('HINCRBY', model_row(context, item.m), 'captures', 1)
 end
 
 -- a: category, b: request | model.
@@ -120,31 +155,37 @@ function act.again(context, item, group)
   redis.call('HINCRBY', context.prefix .. ':counters', 'solo_retries_total', 1)
 end
 
+-- A model that was paged out goes on without its slot; only the end of one answers its unload.
+local function slot_left(context, id, category, failure)
+  if redis.call('HGET', model_row(context, id), 'state') == 'closed' then settle_unload(context, id, category, failure) end
+end
+
 function act.unloaded(context, item)
   redis.call('HSET', context.prefix .. ':slots', item.s, '')
-  settle_unload(context, item.m)
+  slot_left(context, item.m)
 end
 
 function act.quarantine(context, item, message)
   redis.call('HSET', context.prefix .. ':slots', item.s, 'quarantine:' .. item.m)
-  settle_unload(context, item.m, SERVER, 'the slot could not be unloaded and stays out of use until repaired: ' .. message)
+  slot_left(context, item.m, SERVER, 'the slot could not be unloaded and stays out of use until repaired: ' .. message)
 end
 
 local function land(context, item)
-  if not item.k then return end
-  redis.call('HINCRBY', request_row(context, item.k), 'flying', -1)
+  if not item.k and not item.x then return end
+  if not item.x then redis.call('HINCRBY', request_row(context, item.k), 'flying', -1) end
   redis.call('HINCRBY', model_row(context, item.m), 'inflight', -1)
 end
 
 local function count(context, items)
   local counters, seen, tenants, datums, tokens = context.prefix .. ':counters', {}, 0, 0, 0
   for _, item in ipairs(items) do
-    if is_batch(item.o) then
+    if is_batch(item.o) and not item.x then
       local tenant = redis.call('HGET', model_row(context, item.m), 'tenant') or ''
       if not seen[tenant] then seen[tenant], tenants = true, tenants + 1 end
       datums, tokens = datums + item.n, tokens + (item.t or 0)
     end
   end
+  if items[1].x then redis.call('HINCRBY', counters, items[1].x .. '_units_total', 1) end
   redis.call('HINCRBY', counters, 'units_total', 1)
   if tenants == 0 then return end
   redis.call('HINCRBY', counters, 'passes_total', 1)
@@ -154,27 +195,58 @@ local function count(context, items)
   if tenants > 1 then redis.call('HINCRBY', counters, 'shared_units_total', 1) end
 end
 
+local PER_ITEM = 5  -- action, data, a, b, log entries (JSON, '' = none; of a create its base)
+
 local function settle_problem(items, args)
-  if #args ~= 3 + 4 * #items then return 'unit has ' .. #items .. ' items, ' .. ((#args - 3) / 4) .. ' were settled' end
+  local settled = (#args - 3) / PER_ITEM
+  if settled ~= #items then return 'unit has ' .. #items .. ' items, ' .. settled .. ' were settled' end
   for index = 1, #items do
-    if not act[args[4 * index]] then return 'unknown action ' .. args[4 * index] end
+    local action, log = args[PER_ITEM * index - 1], args[PER_ITEM * index + 3]
+    if not act[action] then return 'unknown action ' .. action end
+    if items[index].c == 1 and action == 'loaded' and log == '' then return 'a create has no base' end
+    if log ~= '' and not pcall(cjson.decode, log) then return 'log entries of item ' .. index .. ' are not JSON' end
   end
 end
 
 -- What succeeded settles before what failed: a model that closes must not take it along.
-local FAILURES = { fail = true, quarantine = true }
+local FAILURES = { fail = true, quarantine = true, diverged = true, seat_failed = true }
 
 local function apply(context, items, args, failures)
   for index, item in ipairs(items) do
-    local at = 4 * index
+    local at = PER_ITEM * index - 1
     if (FAILURES[args[at]] or false) == failures then
-      act[args[at]](context, item, args[at + 1], args[at + 2], args[at + 3])
+      act[args[at]](context, item, unpack(args, at + 1, at + 4))
     end
   end
 end
 
--- args: term, retention_ms, unit id, then per item: action, data, a, b. Answers OK, or settled
--- when this unit was settled before (by whoever: the first settlement stands).
+-- Before anything settles: what has an entry keeps its payload.
+local function log_effects(context, items, args, name)
+  local logged, models, unit = {}, {}, { id = name, models = 0 }
+  for index, item in ipairs(items) do
+    local text = args[PER_ITEM * index + 3]
+    if text ~= '' and item.c ~= 1 then
+      table.insert(logged, { item, text })
+      if not models[item.m] then models[item.m], unit.models = true, unit.models + 1 end
+    end
+  end
+  if #logged == 0 then return end
+  unit.number = redis.call('HINCRBY', context.prefix .. ':counters', 'logged_units_total', 1)
+  for _, entry in ipairs(logged) do append_log(context, entry[1], unit, entry[2]) end
+end
+
+local function tidy(context, items)
+  for _, item in ipairs(items) do
+    if item.k or item.x then
+      redis.call('HSET', model_row(context, item.m), 'worked_ms', int(context.now))
+      advance(context, item.m)
+      note_durable(context, item.m)
+    end
+  end
+end
+
+-- args: term, retention_ms, unit id, then PER_ITEM for each item. Answers OK, or settled when this unit
+-- was settled before (by whoever: the first settlement stands).
 register('unit_settle', function(keys, args)
   local stale = stale_term(keys[1], args[1])
   if stale then return stale end
@@ -185,12 +257,12 @@ register('unit_settle', function(keys, args)
   local problem = settle_problem(items, args)
   if problem then return refuse('contract_violation', problem) end
 
+  context.unit = args[3]
   for _, item in ipairs(items) do land(context, item) end
+  log_effects(context, items, args, args[3])
   apply(context, items, args, false)
   apply(context, items, args, true)
-  for _, item in ipairs(items) do
-    if item.k then advance(context, item.m) end
-  end
+  tidy(context, items)
   count(context, items)
   redis.call('HSET', unit, 'state', 'settled')
   redis.call('HDEL', unit, 'work')
@@ -208,8 +280,11 @@ register('artifact_settle', function(keys, args)
   if stale then return stale end
   local context, key = begin(keys[1], args[2]), args[3]
   local state, model, op = unpack(redis.call('HMGET', request_row(context, key), 'state', 'parent', 'op'))
-  redis.call('SREM', context.prefix .. ':capturing', key)
-  if state ~= 'captured' then return 'settled' end
+  if state ~= 'captured' then
+    redis.call('SREM', context.prefix .. ':capturing', key)
+    return 'settled'
+  end
+  capture_over(context, key)
   if args[4] == 'done' then
     settle_row(context, key, 'done', args[5])
     local fields = { save_weights = 'last_checkpoint', save_for_sampler = 'last_snapshot' }
@@ -217,6 +292,7 @@ register('artifact_settle', function(keys, args)
   else
     fail_row(context, key, tonumber(args[6]), args[5])
   end
+  advance(context, model)  -- an ending model waits for its saves
   finish(context)
   return 'OK'
 end)

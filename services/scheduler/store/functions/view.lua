@@ -28,7 +28,86 @@ local function model_view(prefix, id, tokens, limit)
   return { id, tenant, slot, load_number, rejected, commands_of(prefix, id, next_seq, tokens, limit) }
 end
 
--- args: tokens per model, commands per model. Answers {models, slots (flat hash), served (flat hash)}.
+local GROUP = 256
+
+-- The entries of the unit that comes next in a model's log, as {entry, …}.
+local function next_group(prefix, id, base_pos, applied)
+  local group, unit = {}, nil
+  for _, text in ipairs(redis.call('LRANGE', prefix .. ':log:' .. id, applied - base_pos, applied - base_pos + GROUP - 1)) do
+    local entry = cjson.decode(text)
+    unit = unit or entry.u
+    if entry.u ~= unit then break end
+    table.insert(group, text)
+  end
+  return group
+end
+
+local RECOVERING = { 'tenant', 'slot', 'load_number', 'phase', 'base_pos', 'applied', 'log_end', 'replay_alone', 'inflight',
+  'next_seq', 'captures', 'doomed' }
+
+local function recovering_view(prefix, id)
+  local row = redis.call('HMGET', prefix .. ':model:' .. id, unpack(RECOVERING))
+  if not row[1] or row[12] == '1' or row[4] ~= 'replaying' or row[9] ~= '0' then return nil end
+  local waits = redis.call('HEXISTS', prefix .. ':queue:' .. id, row[10]) == 1 or tonumber(row[11] or 0) > 0
+  local applied = tonumber(row[6])
+  return { id, row[1], row[2], row[3], waits and '1' or '', row[8] or '', row[6], next_group(prefix, id, tonumber(row[5]), applied) }
+end
+
+local SEATED = { 'load_number', 'phase', 'inflight', 'doomed', 'last_request_ms', 'worked_ms', 'seated_ms', 'base_pos',
+  'barrier_pos', 'base' }
+
+-- What may be paged out, of the slots that are held.
+local function seated_view(prefix, slots)
+  local found = {}
+  for index = 1, #slots, 2 do
+    local id = slots[index + 1]
+    if id ~= '' and not string.match(id, '^unload:') and not string.match(id, '^quarantine:') then
+      local row = redis.call('HMGET', prefix .. ':model:' .. id, unpack(SEATED))
+      if row[2] == 'live' and row[3] == '0' and row[4] ~= '1' and (row[10] or '') ~= '' then
+        local idle = math.max(tonumber(row[5] or 0), tonumber(row[6] or 0))
+        local busy = redis.call('ZSCORE', prefix .. ':active', id)
+        local running = redis.call('HEXISTS', prefix .. ':durables_running', id)
+        local uncovered = tonumber(row[9] or 0) > tonumber(row[8] or 0)
+        table.insert(found, { id, slots[index], row[1], busy and '' or int(idle), row[7] or '0', uncovered and '1' or '', int(running) })
+      end
+    end
+  end
+  return found
+end
+
+local function seek_view(prefix, id, since)
+  return { id, since, redis.call('HGET', prefix .. ':model:' .. id, 'home') or '' }
+end
+
+local SEEKERS = 16
+
+-- {recovering, seekers, due durable points, idle lost models, unseated models, seated models, oldest waiting create, now}
+local function recovery_view(prefix, slots, free, now)
+  local recovering, seekers, due, lost, seated, waiting = {}, {}, {}, {}, {}, ''
+  for _, id in ipairs(redis.call('ZRANGE', prefix .. ':recovering', 0, -1)) do
+    table.insert(recovering, recovering_view(prefix, id))
+  end
+  local flat = redis.call('ZRANGE', prefix .. ':seekers', 0, SEEKERS - 1, 'WITHSCORES')
+  for index = 1, #flat, 2 do table.insert(seekers, seek_view(prefix, flat[index], flat[index + 1])) end
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. ':durables', '-inf', int(now), 'LIMIT', 0, 1)) do
+    local slot, load_number = unpack(redis.call('HMGET', prefix .. ':model:' .. id, 'slot', 'load_number'))
+    table.insert(due, { id, slot, load_number })
+  end
+  if free > 0 then
+    for _, id in ipairs(redis.call('ZREVRANGEBYSCORE', prefix .. ':unseated', '+inf', '(0', 'LIMIT', 0, 1)) do
+      table.insert(lost, seek_view(prefix, id, '0'))
+    end
+  end
+  for _, id in ipairs(redis.call('ZRANGE', prefix .. ':creates', 0, 0)) do
+    local key = redis.call('HGET', prefix .. ':queue:' .. id, '0')
+    waiting = key and redis.call('HGET', row_key(prefix, key), 'admitted_ms') or ''
+  end
+  if free == 0 and (#seekers > 0 or waiting ~= '') then seated = seated_view(prefix, slots) end
+  local unseated = int(redis.call('ZCARD', prefix .. ':unseated'))
+  return { recovering, seekers, due, lost, unseated, seated, waiting, int(now) }
+end
+
+-- args: tokens per model, commands per model. Answers {models, slots (flat hash), served (flat hash), recovery}.
 register('train_view', function(keys, args)
   local prefix, tokens, limit = keys[1], tonumber(args[1]), tonumber(args[2])
   local slots, free = redis.call('HGETALL', prefix .. ':slots'), 0
@@ -44,5 +123,5 @@ register('train_view', function(keys, args)
       table.insert(models, model_view(prefix, id, tokens, limit))
     end
   end
-  return { models, slots, redis.call('HGETALL', prefix .. ':served') }
+  return { models, slots, redis.call('HGETALL', prefix .. ':served'), recovery_view(prefix, slots, free, now_ms()) }
 end)

@@ -1,0 +1,65 @@
+"""Where durable points lie in the shared store, and how their files go.
+
+<root>/durable/<pool>/<model id>/<unit id>                    relative link, as of any publication
+<root>/durable/<pool>/<model id>/_version_<unit id>_<unique>/ immutable; its path is a model's base
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from services.common.errors import InvalidInput
+from services.common.store import contained
+from services.common.tinker_path import DURABLE
+from services.scheduler.shared_store import in_store
+
+
+class DurableFiles:
+    """File access runs in threads. Raises Unavailable when the store does not let it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    async def delete(self, directory: str) -> None:
+        """A version that is no base any more, its public name first; of what is gone: nothing."""
+        await in_store(self._delete, directory)
+
+    async def models(self, pool: str) -> list[str]:
+        """Models of the pool with durable points in the store."""
+        return await in_store(lambda: [folder.name for folder in _folders(self._root / DURABLE / pool)])
+
+    async def versions(self, pool: str, model_id: str, older_than_seconds: float) -> list[str]:
+        """Version directories and residues of a model, relative to the root, written longer ago."""
+        return await in_store(self._versions, pool, model_id, time.time() - older_than_seconds)
+
+    def _delete(self, directory: str) -> None:
+        if not directory.startswith(f"{DURABLE}/"):
+            raise InvalidInput(f"{directory[:300]!r} is no durable point")
+        version = contained(self._root, directory)
+        parent = version.parent
+        for link in _links(parent):
+            if link.readlink().name == version.name:
+                link.unlink(missing_ok=True)
+        shutil.rmtree(version, ignore_errors=True)
+        if parent.is_dir() and parent.parent.parent == (self._root / DURABLE).resolve() and not any(parent.iterdir()):
+            parent.rmdir()
+
+    def _versions(self, pool: str, model_id: str, unix_seconds: float) -> list[str]:
+        root = self._root.resolve()
+        folder = contained(root, f"{DURABLE}/{pool}/{model_id}")
+        old = (entry for entry in _folders(folder) if entry.stat().st_mtime < unix_seconds)
+        return [str(entry.relative_to(root)) for entry in old]
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from (entry for entry in folder.iterdir() if entry.is_symlink())
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    """Residues of writers included: their names begin with a prefix of their own."""
+    if folder.is_dir():
+        yield from (entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())

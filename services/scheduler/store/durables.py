@@ -1,0 +1,34 @@
+"""Which durable points run, and whose files may go."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from services.scheduler.store import keys
+from services.scheduler.store.outages import reaching_redis
+
+
+class DurableBook:
+    """Raises Unavailable."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast("Any", redis)
+
+    async def running(self, pool: str) -> dict[str, str]:
+        """Unit ids of durable points that are captured and not settled, by model."""
+        with reaching_redis():
+            found = await self._redis.hgetall(keys.durables_running(pool))
+        return {model.decode(): unit.decode() for model, unit in found.items()}
+
+    async def dropped(self, pool: str, limit: int) -> list[str]:
+        """Version directories that are no base any more, relative to the store's root."""
+        with reaching_redis():
+            return [name.decode() for name in await self._redis.lrange(keys.dropped_durables(pool), 0, limit - 1)]
+
+    async def forget(self, pool: str, count: int) -> None:
+        """The first `count` of them are gone."""
+        if count:
+            with reaching_redis():
+                await self._redis.ltrim(keys.dropped_durables(pool), count, -1)

@@ -1,0 +1,31 @@
+-- Where the dispatcher looks for a model, by the phase of its slot (_seats.lua):
+--   active      live, with a command to run           -> arrival of that command
+--   seekers     unseated, and something waits for it  -> since when, ms
+--   recovering  its slot is being filled              -> since when, ms
+--   unseated    every unseated one                    -> last request, ms; 0 = it was paged out
+--   durables    live, and a durable point is due      -> not before, ms
+
+local function index_key(context, name)
+  return context.prefix .. ':' .. name
+end
+
+local function leave_indexes(context, id)
+  for _, name in ipairs({ 'active', 'seekers', 'recovering', 'unseated', 'durables' }) do
+    redis.call('ZREM', index_key(context, name), id)
+  end
+end
+
+-- After the model's queue or phase changed. `head`: the key of its next command, or nil.
+local function index_model(context, id, head, captures)
+  local phase = redis.call('HGET', model_row(context, id), 'phase') or 'live'
+  if head and phase == 'live' then
+    redis.call('ZADD', index_key(context, 'active'), redis.call('HGET', request_row(context, head), 'arrival'), id)
+  else
+    redis.call('ZREM', index_key(context, 'active'), id)
+  end
+  if phase == 'unseated' and (head or captures > 0) then
+    redis.call('ZADD', index_key(context, 'seekers'), 'NX', int(context.now), id)
+  else
+    redis.call('ZREM', index_key(context, 'seekers'), id)
+  end
+end

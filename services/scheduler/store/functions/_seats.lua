@@ -1,0 +1,155 @@
+-- Where a model's slot stands: `phase` of its row.
+--   live        its slot holds base and log, commands run
+--   unseated    no slot: its trainer was lost, or it was paged out
+--   seating     a slot is being filled with its base
+--   replaying   the log is being applied again, silently
+-- Admission never looks at it. Only the holder of the lease moves it, by units settled as a whole.
+
+local RETRY_MS = 30000
+local MAX_FAULTS = 3
+
+-- What ends a model's recovery names the way back.
+local function restore_text(context, id)
+  local path = redis.call('HGET', model_row(context, id), 'last_checkpoint')
+  if path and path ~= '' then return '; create a new model and restore from ' .. path end
+  return '; no checkpoint of this model was saved: create a new model'
+end
+
+local function settings_of(context)
+  local steps, bytes, deaths = unpack(redis.call('HMGET', context.prefix .. ':cell', 'durable_steps', 'durable_bytes',
+    'poison_deaths'))
+  return { steps = tonumber(steps or 16), bytes = tonumber(bytes or 268435456), deaths = tonumber(deaths or 2) }
+end
+
+-- Whether a durable point is due. It covers the log up to the last step or load: before one it would cover nothing.
+local function note_durable(context, id)
+  local fields = redis.call('HMGET', model_row(context, id), 'phase', 'steps_since', 'log_bytes', 'base_pos', 'barrier_pos',
+    'durable_soon', 'durable_after')
+  local key = index_key(context, 'durables')
+  if fields[1] ~= 'live' or redis.call('HEXISTS', context.prefix .. ':durables_running', id) == 1 then
+    redis.call('ZREM', key, id)
+    return
+  end
+  local settings = settings_of(context)
+  local due = fields[6] == '1'
+  if tonumber(fields[5] or 0) > tonumber(fields[4] or 0) then
+    due = due or tonumber(fields[2] or 0) >= settings.steps or tonumber(fields[3] or 0) >= settings.bytes
+  end
+  if due then
+    redis.call('ZADD', key, fields[7] or '0', id)
+  else
+    redis.call('ZREM', key, id)
+  end
+end
+
+-- Without a slot from here on; `score` as in the index `unseated`. Whoever calls has freed the slot.
+local function unseat(context, id, score)
+  redis.call('HSET', model_row(context, id), 'phase', 'unseated', 'slot', '', 'touched', '')
+  redis.call('HDEL', context.prefix .. ':durables_running', id)
+  leave_indexes(context, id)
+  redis.call('ZADD', index_key(context, 'unseated'), score, id)
+  advance(context, id)
+end
+
+local function go_live(context, id)
+  redis.call('HSET', model_row(context, id), 'phase', 'live', 'seated_ms', int(context.now), 'replay_deaths', '0',
+    'replay_faults', '0', 'replay_alone', '')
+  leave_indexes(context, id)
+  note_durable(context, id)
+  redis.call('HINCRBY', context.prefix .. ':counters', 'seated_total', 1)
+end
+
+-- A save in the log is run again only if nobody will publish it otherwise.
+local function is_over(context, text)
+  local entry = cjson.decode(text)
+  if not is_save(entry.o) then return false end
+  if redis.call('HGET', request_row(context, entry.k), 'state') ~= 'captured' then return true end
+  return redis.call('SISMEMBER', context.prefix .. ':capturing', entry.k) == 1
+end
+
+-- Goes on from position `applied`; at the end of its log the model is live.
+local function replayed_to(context, id, applied)
+  local row = model_row(context, id)
+  local base_pos, log_end = unpack(redis.call('HMGET', row, 'base_pos', 'log_end'))
+  base_pos, log_end = tonumber(base_pos), tonumber(log_end)
+  while applied < log_end and is_over(context, redis.call('LINDEX', log_key(context, id), applied - base_pos)) do
+    applied = applied + 1
+  end
+  redis.call('HSET', row, 'applied', int(applied))
+  if applied == log_end then go_live(context, id) end
+end
+
+-- The seat cannot be trusted: the slot is cleaned and filled anew. After MAX_FAULTS times the model ends.
+local function seat_failed(context, id, message, shared)
+  local row = model_row(context, id)
+  local phase = redis.call('HGET', row, 'phase')
+  if phase ~= 'seating' and phase ~= 'replaying' then return end
+  redis.call('HINCRBY', context.prefix .. ':counters', 'replay_faults_total', 1)
+  if shared then
+    redis.call('HSET', row, 'replay_alone', '1')
+  elseif redis.call('HINCRBY', row, 'replay_faults', 1) >= MAX_FAULTS then
+    close_model(context, id, SERVER, 'recovery failed: ' .. message .. restore_text(context, id))
+    return
+  end
+  release_slot(context, id)
+  unseat(context, id, int(context.now))
+end
+
+-- What the items of a unit come to; those of live work are in units.lua.
+local act = {}
+
+-- a: the slot's new load number.
+function act.seated(context, item, _, load_number)
+  local row = model_row(context, item.m)
+  redis.call('HSET', row, 'load_number', load_number, 'phase', 'replaying')
+  replayed_to(context, item.m, tonumber(redis.call('HGET', row, 'base_pos')))
+end
+
+function act.replayed(context, item)
+  local phase, applied = unpack(redis.call('HMGET', model_row(context, item.m), 'phase', 'applied'))
+  if phase == 'replaying' and tonumber(applied) == item.q then replayed_to(context, item.m, item.q + 1) end
+end
+
+-- A save was captured again under the name it had.
+function act.recaptured(context, item)
+  local row = request_row(context, item.k)
+  redis.call('HSET', row, 'units', redis.call('HGET', row, 'units') .. ' ' .. context.unit)
+  redis.call('SADD', context.prefix .. ':capturing', item.k)
+  act.replayed(context, item)
+end
+
+-- a: category. The save fails as it would have; the model goes on.
+function act.resave_failed(context, item, message, category)
+  if redis.call('HGET', request_row(context, item.k), 'state') == 'captured' then
+    capture_over(context, item.k)
+    fail_row(context, item.k, tonumber(category), message)
+  end
+  act.replayed(context, item)
+end
+
+-- a: shared, when other models ran in the same unit.
+function act.seat_failed(context, item, message, shared)
+  seat_failed(context, item.m, message, shared == 'shared')
+end
+
+-- The replay came to another outcome than the one recorded (ADD-05).
+function act.diverged(context, item, message)
+  redis.call('HINCRBY', context.prefix .. ':counters', 'replay_mismatches_total', 1)
+  close_model(context, item.m, SERVER, 'recovery stopped: ' .. message .. restore_text(context, item.m))
+end
+
+-- What it covers is fixed by the moment of the capture: no other unit of the model is under way then.
+function act.durable_captured(context, item)
+  local row = model_row(context, item.m)
+  local barrier, steps = unpack(redis.call('HMGET', row, 'barrier_pos', 'steps_since'))
+  redis.call('HSET', row, 'durable_covers', barrier or '0', 'durable_steps', steps or '0', 'durable_soon', '')
+end
+
+local function durable_failed(context, id)
+  redis.call('HDEL', context.prefix .. ':durables_running', id)
+  redis.call('HSET', model_row(context, id), 'durable_soon', '1', 'durable_after', int(context.now + RETRY_MS))
+  redis.call('HINCRBY', context.prefix .. ':counters', 'durable_failures_total', 1)
+  note_durable(context, id)
+end
+
+function act.durable_failed(context, item) durable_failed(context, item.m) end

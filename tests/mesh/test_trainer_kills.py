@@ -1,0 +1,54 @@
+"""kill -9 of the trainer in the middle of a job: the client notices nothing, the final weights are the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.doubles.admin import recovery
+from tests.doubles.fake_trainer import BASE_MODEL
+from tests.doubles.mesh import MeshProcesses
+from tests.doubles.scenario import start_scenario
+from tests.doubles.scenario_checks import check_scenario
+from tests.mesh.test_kills import SLOW_UNITS, final_state
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(280)]
+ROUNDS = 12
+
+
+@pytest.fixture
+def replicated(tmp_path: Path) -> Iterator[MeshProcesses]:
+    variables = {"TINKERMESH_SCHEDULER_DURABLE_EVERY_STEPS": "4", "TINKERMESH_SCHEDULER_POISON_DEATHS": "9"}
+    with MeshProcesses(tmp_path / "mesh", gateways=2, schedulers=2, variables=variables) as mesh:
+        mesh.inject("trainer", SLOW_UNITS)
+        yield mesh
+
+
+def kill_trainer(mesh: MeshProcesses) -> float:
+    """Seconds until the new one is ready."""
+    restarts, began = mesh.restarts("trainer"), time.monotonic()
+    mesh.kill("trainer")
+    mesh.wait_restarted("trainer", restarts + 1)
+    return time.monotonic() - began
+
+
+def test_kill_of_the_trainer_changes_no_bit_and_no_client_sees_it_GAP_02_FAIL_14(
+    replicated: MeshProcesses, tmp_path: Path
+) -> None:
+    mesh = replicated
+    calm = start_scenario(tmp_path / "calm", mesh.environment, BASE_MODEL, "--rounds", str(ROUNDS)).report()
+    stormy_run = start_scenario(tmp_path / "stormy", mesh.environment, BASE_MODEL, "--rounds", str(ROUNDS))
+    for mark in ("created", "round 1", "round 2", "round 7", "saved"):
+        stormy_run.wait_mark(mark)
+        kill_trainer(mesh)
+    stormy = stormy_run.report()
+    check_scenario(stormy, vocab=512, tolerance=0.0)
+    assert final_state(mesh, stormy) == final_state(mesh, calm)
+    for part in ("chunked", "rounds", "resumed"):
+        assert stormy[part] == calm[part]
+    seen = recovery(mesh.scheduler)
+    assert (seen.trainers_lost_total, seen.replay_mismatches_total, seen.poisoned_total) == (5, 0, 0)
+    assert seen.durables_total > 0 and seen.replay_units_total > 0
