@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.core.seating import Paging
 from services.scheduler.dispatch.training import Training
+from services.scheduler.dispatch.training_parts import TrainingParts
 from services.scheduler.parts.ground import Ground, ms
 from services.scheduler.parts.sampling import SamplingParts
 from services.scheduler.settings import Settings
@@ -13,7 +14,7 @@ from services.scheduler.store.training import RecoveryLimits
 def make_training(ground: Ground, sampling: SamplingParts) -> Training:
     """Raises InvalidInput when the pepper cannot be read."""
     settings = ground.settings
-    return Training(
+    parts = TrainingParts(
         redis=ground.redis,
         functions=ground.functions,
         replica=settings.replica,
@@ -35,6 +36,7 @@ def make_training(ground: Ground, sampling: SamplingParts) -> Training:
         paging=Paging(settings.paging, ms(settings.page_idle_seconds), ms(settings.page_after_seconds)),
         lease_ttl_ms=ms(settings.term_lease_seconds),
     )
+    return Training(parts)
 
 
 def _limits(settings: Settings) -> RecoveryLimits:

@@ -84,11 +84,6 @@ class SessionStore:
             values = await self._redis.hvals(f"{keys.session_prefix(session_id)}:{children}")
         return sorted({value.decode() for value in values})
 
-    async def child_ids(self, session_id: str, children: Children) -> list[int]:
-        with reaching_redis():
-            fields = await self._redis.hkeys(f"{keys.session_prefix(session_id)}:{children}")
-        return sorted(int(field) for field in fields)
-
     async def finish(self, session_id: str, tenant_id: str, detail: str) -> str:
         """The state before. Until it is `forget`-ten, a sweeper completes what this replica may not."""
         before = await self._call("session_finish", [keys.session_prefix(session_id)], tenant_id, detail)

@@ -18,6 +18,7 @@ from services.common.ids import parse_request_id
 from services.scheduler.artifacts import Artifacts
 from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.dispatch.training import Training
+from services.scheduler.dispatch.training_parts import TrainingParts
 from services.scheduler.results import Results
 from services.scheduler.store import keys
 from services.scheduler.store.catalog import CatalogStore
@@ -92,7 +93,7 @@ class Replica:
         self.redis = connect(url)
         functions = Functions(self.redis)
         self.notices = Notices(self.redis)
-        self.training = Training(
+        parts = TrainingParts(
             redis=self.redis,
             functions=functions,
             replica=f"{name}-{uuid.uuid4().hex[:8]}",
@@ -106,6 +107,7 @@ class Replica:
             pepper=PEPPER,
             **options,
         )
+        self.training = Training(parts)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
