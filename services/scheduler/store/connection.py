@@ -105,6 +105,11 @@ async def on_each_node(client: Redis, command: str, *arguments: str) -> list[Any
     return [await send.execute_command(command, *arguments, **node) for node in nodes]
 
 
+async def subscriber(client: Redis) -> Any:
+    """A pub/sub connection; in a cluster to any node, since nodes pass on what is published."""
+    return (await _known(client)).pubsub() if is_cluster(client) else cast("Any", client).pubsub()
+
+
 async def server_now_ms(client: Redis) -> int:
     """Redis TIME, unix ms; of any node of a cluster."""
     send = cast("Any", client)

@@ -14,7 +14,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from services.scheduler.store import keys
-from services.scheduler.store.connection import OUTAGES
+from services.scheduler.store.connection import OUTAGES, subscriber
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Notices:
             await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
 
     async def _listen(self) -> None:
-        async with self._redis.pubsub() as pubsub:
+        async with await subscriber(self._redis) as pubsub:
             await pubsub.psubscribe(f"{SETTLED}*", f"{READY}*")
             while True:
                 message = await pubsub.get_message(timeout=_POLL_SECONDS)
