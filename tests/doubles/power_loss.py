@@ -31,7 +31,7 @@ class PowerLoss:
         self.binary = directory / "valkey-server"
         subprocess.run([str(compiler()), "-shared", "-fPIC", "-o", self._library, SOURCE, "-ldl"], check=True)
         variables = f"SYNCED_SIZES='{self.sizes}' CUTS='{self.cuts}' LIBRARY='{self._library}'"
-        self.binary.write_text(f'#!/bin/sh\n{variables} exec "{sys.executable}" "{__file__}" "$@"\n')
+        self.binary.write_text(f'#!/bin/sh\n{variables} exec "{sys.executable}" -P "{__file__}" "$@"\n')
         self.binary.chmod(0o755)
 
     def lost_bytes(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -84,6 +85,7 @@ async def test_failover_keeps_everything_acknowledged_and_the_mesh_goes_on_by_it
     assert set(states) == {b"open"}
 
 
+@pytest.mark.skipif(not os.environ.get("TINKERMESH_TEST_WHOLE_REDIS"), reason="runs with make redis")
 async def test_a_primary_that_was_only_asleep_acknowledges_nothing_when_it_wakes(
     fleet: SentinelFleet, replica: Replica
 ) -> None:
