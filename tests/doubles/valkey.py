@@ -24,6 +24,8 @@ from services.scheduler.store.connection import connect
 from services.scheduler.store.functions import Functions
 
 READY_SECONDS = 15.0
+ON_A_CLUSTER = os.environ.get("TINKERMESH_TEST_REDIS") == "cluster"
+single_server = pytest.mark.skipif(ON_A_CLUSTER, reason="looks at one server by itself")
 
 
 class ValkeyProcess:
@@ -95,7 +97,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
     """A cluster of three in its place with TINKERMESH_TEST_REDIS=cluster."""
     directory = tmp_path_factory.mktemp("valkey")
     server = ValkeyProcess(directory)
-    if os.environ.get("TINKERMESH_TEST_REDIS") == "cluster":
+    if ON_A_CLUSTER:
         from tests.doubles.valkey_fleet import ValkeyCluster  # which is made of servers of this file
 
         server = ValkeyCluster(directory)  # type: ignore[assignment]

@@ -17,6 +17,7 @@ from services.scheduler.store import keys
 from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.catalog_entries import CheckpointEntry, Doomed, RunFacts
 from services.scheduler.store.functions import Functions
+from tests.doubles.valkey import single_server
 
 TENANT = "tenant"
 FACTS = RunFacts("base", types.AdapterLayout(rank=8), '{"a":"b"}', "pool")
@@ -227,6 +228,7 @@ async def fill(store: CatalogStore, first: int, last: int) -> None:
     await asyncio.gather(*runs, *(store.add_checkpoint(TENANT, one, FACTS) for one in entries))
 
 
+@single_server
 async def test_a_page_a_look_and_a_sweep_cost_the_same_whatever_is_registered(
     store: CatalogStore, redis_client: Redis
 ) -> None:

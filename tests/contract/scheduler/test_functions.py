@@ -12,7 +12,7 @@ from services.common.errors import ContractViolation, Gone, Unavailable
 from services.scheduler.store.connection import connect
 from services.scheduler.store.functions import READERS, Functions
 from services.scheduler.store.outages import reaching_redis
-from tests.doubles.valkey import ValkeyProcess, free_port
+from tests.doubles.valkey import ValkeyProcess, free_port, single_server
 
 
 async def test_library_is_loaded_again_after_the_server_lost_it(redis_client: Redis, functions: Functions) -> None:
@@ -75,6 +75,7 @@ async def full_server(redis_client: Redis, functions: Functions) -> AsyncIterato
     await redis_client.config_set("maxmemory", 0)
 
 
+@single_server
 async def test_a_server_that_takes_no_writes_is_unavailable_not_a_bug(full_server: Redis, functions: Functions) -> None:
     with pytest.raises(Unavailable, match="takes no writes"):
         await functions.call("session_create", ["tm:{s:a}"], "tenant")
@@ -91,6 +92,7 @@ async def test_on_a_full_server_what_settles_and_what_reads_goes_on(full_server:
     assert (await functions.call("train_view", ["tm:{p:a}"], 10, 10))[0] == []
 
 
+@single_server
 async def test_every_reader_is_known_as_one_to_the_server(redis_client: Redis, functions: Functions) -> None:
     """What calls are not confirmed on disk must be what the server lets write nothing."""
     answers = await redis_client.execute_command("FUNCTION LIST", "LIBRARYNAME", functions.library.name)
@@ -101,6 +103,7 @@ async def test_every_reader_is_known_as_one_to_the_server(redis_client: Redis, f
     assert reading == READERS
 
 
+@single_server
 async def test_plain_writes_to_a_full_server_are_unavailable_too(full_server: Redis) -> None:
     with pytest.raises(Unavailable, match="takes no writes"), reaching_redis():
         await full_server.set("k", "v")

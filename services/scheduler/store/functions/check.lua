@@ -201,6 +201,20 @@ local function check_queue(context, id)
   end
 end
 
+-- What a replay of the model would miss. Its slot still holds the effect: nothing is closed for it now.
+local function check_log(context, id)
+  for _, text in ipairs(redis.call('LRANGE', log_key(context, id), 0, -1)) do
+    local entry = cjson.decode(text)
+    local row = read_row(context, entry.k)
+    if not row.request_id then
+      found(context, 'log_without_row', id .. ' ' .. entry.k)
+    elseif is_batch(entry.o) and row.upload and string.sub(row.upload, 1, 5) ~= 'blob-'
+      and (row.upload == '' or segments_missing(context, row.upload, row.segments)) then
+      found(context, 'logged_payload_lost', entry.k)
+    end
+  end
+end
+
 local function check_open_model(context, id, state)
   local active = redis.call('ZSCORE', context.prefix .. ':active', id)
   local waiting = redis.call('ZSCORE', context.prefix .. ':creates', id)
@@ -225,6 +239,7 @@ register('check_models', function(keys, args)
       drop_from_indexes(context, id)
     elseif state then
       check_queue(context, id)
+      check_log(context, id)
       check_open_model(context, id, state)
     end
   end

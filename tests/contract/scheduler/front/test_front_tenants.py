@@ -14,6 +14,7 @@ from services.scheduler.store import keys
 from tests.contract.scheduler.front.mesh import FrontMesh, Replica, refused, unserved_pool
 from tests.doubles.eventually import eventually
 from tests.doubles.known_keys import tenant_of
+from tests.doubles.valkey import single_server
 
 
 async def resolved(replica: Replica, mesh: FrontMesh, secret: str) -> pb.ResolveKeyReply:
@@ -37,6 +38,7 @@ async def test_a_new_key_works_at_every_replica_at_once(mesh: FrontMesh) -> None
     assert by_id == reply
 
 
+@single_server
 async def test_only_the_digest_of_a_key_is_stored_SEC_02(replica: Replica, redis_client: Redis) -> None:
     made = await replica.tenants.CreateKey(pb.CreateKeyRequest())
     dump = b"".join([await redis_client.dump(key) or b"" for key in await redis_client.keys("*")])

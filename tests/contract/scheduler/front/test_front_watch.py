@@ -25,6 +25,7 @@ from tests.contract.scheduler.front.mesh import (
     whole,
 )
 from tests.doubles.eventually import SOON, eventually
+from tests.doubles.valkey import single_server
 
 FEW = 60  # what a replica reads by itself in a second or two; far below the 1,000 waits
 
@@ -120,6 +121,7 @@ async def test_removed_wait_is_not_answered(replica: Replica) -> None:
         assert (await watch.next()).request_id == kept
 
 
+@single_server
 async def test_settlement_missed_while_the_subscription_was_away_is_found(
     replica: Replica, redis_client: Redis
 ) -> None:

@@ -21,7 +21,7 @@ from services.scheduler.store.sampling import SampleToAdmit, SamplingSession, Sa
 from services.scheduler.store.sequences import SequenceStore
 from services.scheduler.store.sessions import SessionStore
 from services.scheduler.store.training import NewModel, Settlement, Submission, UnitItem
-from tests.contract.scheduler.test_training_functions import MODEL, POOL, SESSION, Bench, item, submission
+from tests.contract.scheduler.test_training_functions import BASE, MODEL, POOL, SESSION, Bench, item, submission
 
 SAMPLER = f"{SESSION}:sample:0:{POOL}"
 LIMITS = "limits 0 0 0 0 0 0"
@@ -53,7 +53,7 @@ class Site:
         await store.adopt(POOL, bench.term, "life", 2)
         await store.create(POOL, submission("c", "0", "create", 1), NewModel("base", b"", ""))
         await bench.issue("u-create", UnitItem(m=MODEL, s=0, o="create", k="c", c=1))
-        await bench.settle("u-create", Settlement("loaded", b"result", "1", b""))
+        await bench.settle("u-create", Settlement("loaded", b"result", "1", b"", BASE))
         await store.submit(POOL, submission("d", "1"))
         await bench.issue("u-done", item("d", 0, 3))
         await bench.settle("u-done", Settlement("part", b"numbers"))
@@ -206,6 +206,18 @@ async def test_leftovers_of_a_closed_model_go(site: Site) -> None:
     assert await site.kinds() >= {"row_of_closed_model", "index_of_closed_model", "slot_without_model"}
     assert await site.row("b", "state") == await site.row("o", "state") == "failed"
     assert await site.redis.hget(keys.slots(POOL), "0") == f"unload:{MODEL}".encode()
+
+
+async def test_what_a_replay_would_miss_is_reported_only(site: Site) -> None:
+    log = b'[{"f": 0, "n": 3, "b": 6}]'
+    await site.bench.issue("u", item("b", 0, 3))
+    await site.bench.settle("u", Settlement("part", b"numbers", log=log))
+    assert await site.run() == []
+    await site.redis.delete(keys.payload(POOL, "up-b", 0))
+    assert await site.kinds() == {"logged_payload_lost"}
+    await site.redis.delete(keys.req(POOL, "b"))
+    assert "log_without_row" in await site.kinds()
+    assert await site.redis.hget(keys.model(POOL, MODEL), "state") == b"open"
 
 
 async def test_usage_is_counted_only_by_who_is_alone(site: Site) -> None:
