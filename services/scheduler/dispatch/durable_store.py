@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -18,7 +20,10 @@ from services.scheduler.shared_store import in_store
 
 
 class DurableFiles:
-    """File access runs in threads. Raises Unavailable when the store does not let it."""
+    """File access runs in threads. Raises Unavailable when the store does not let it.
+
+    Writers rename, and former leaders delete, while this looks: what has gone meanwhile is no error.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -39,6 +44,10 @@ class DurableFiles:
         if not directory.startswith(f"{DURABLE}/"):
             raise InvalidInput(f"{directory[:300]!r} is no durable point")
         version = contained(self._root, directory)
+        with contextlib.suppress(FileNotFoundError):
+            self._delete_version(version)
+
+    def _delete_version(self, version: Path) -> None:
         parent = version.parent
         for link in _links(parent):
             if link.readlink().name == version.name:
@@ -50,8 +59,16 @@ class DurableFiles:
     def _versions(self, pool: str, model_id: str, unix_seconds: float) -> list[str]:
         root = self._root.resolve()
         folder = contained(root, f"{DURABLE}/{pool}/{model_id}")
-        old = (entry for entry in _folders(folder) if entry.stat().st_mtime < unix_seconds)
+        old = (entry for entry in _folders(folder) if _written_at(entry) < unix_seconds)
         return [str(entry.relative_to(root)) for entry in old]
+
+
+def _written_at(folder: Path) -> float:
+    """Unix seconds; of one that is gone meanwhile: never."""
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
 
 
 def _links(folder: Path) -> Iterator[Path]:

@@ -37,7 +37,12 @@ class DurableSweeper:
             row = await self._models.row(pool, model_id)
             kept = {str(row.base.get("directory", ""))} if row is not None and row.state != "closed" else set()
             for directory in await self._files.versions(pool, model_id, self._orphan_seconds):
-                if directory not in kept and running.get(model_id, "-") not in directory:
+                if directory not in kept and not _is_of(running.get(model_id), directory):
                     await self._files.delete(directory)
                     dropped += 1
         return dropped
+
+
+def _is_of(unit_id: str | None, directory: str) -> bool:
+    """Whether a version or residue was written by this unit, whose id is its public name."""
+    return unit_id is not None and f"_{unit_id}_" in directory.rpartition("/")[2]

@@ -1,0 +1,70 @@
+"""Durable points are deleted beside writers and other leaders: what has gone meanwhile ends no term."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from services.scheduler.dispatch import durable_store
+from services.scheduler.dispatch.durable_store import DurableFiles
+from services.scheduler.dispatch.durable_sweeper import DurableSweeper
+
+MODEL = "durable/pool/model"
+
+
+async def test_a_residue_that_is_renamed_while_it_is_looked_at_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path.resolve() / MODEL / "_version_1_x"
+    left.mkdir(parents=True)
+    monkeypatch.setattr(durable_store, "_folders", lambda folder: iter([folder / "_tmp_1_x", left]))
+    assert await DurableFiles(tmp_path).versions("pool", "model", -60.0) == [f"{MODEL}/_version_1_x"]
+
+
+async def test_a_version_that_another_leader_deletes_at_once_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = tmp_path / MODEL / "_version_1_x"
+    version.mkdir(parents=True)
+    real = shutil.rmtree
+
+    def both(path: Path, **options: bool) -> None:
+        real(path, **options)
+        real(path.parent)
+
+    monkeypatch.setattr(durable_store.shutil, "rmtree", both)
+    monkeypatch.setattr(Path, "is_dir", lambda _path: True)  # as it was a moment ago
+    await DurableFiles(tmp_path).delete(f"{MODEL}/_version_1_x")
+    assert not version.exists()
+
+
+class Book:
+    """The second of two models has a capture under way, of unit u2."""
+
+    async def running(self, pool: str) -> dict[str, str]:
+        return {MODELS[1]: "u2"}
+
+
+class Rows:
+    """Both models are open; each has a base."""
+
+    async def row(self, pool: str, model_id: str) -> Any:
+        return SimpleNamespace(state="open", base={"directory": f"durable/pool/{model_id}/_version_base_x"})
+
+
+MODELS = [f"00000000-0000-4000-8000-00000000000{number}:train:0" for number in (1, 2)]
+
+
+async def test_only_what_is_nobodys_base_and_no_running_capture_is_an_orphan(tmp_path: Path) -> None:
+    for model_id in MODELS:
+        for name in ("_version_base_x", "_version_u1_x", "_tmp_u2_x"):
+            (tmp_path / "durable" / "pool" / model_id / name).mkdir(parents=True)
+    sweeper = DurableSweeper(cast("Any", Book()), cast("Any", Rows()), DurableFiles(tmp_path), orphan_seconds=-60.0)
+    assert await sweeper.drop_orphans("pool") == 3
+    first, second = (tmp_path / "durable" / "pool" / model_id for model_id in MODELS)
+    assert [entry.name for entry in first.iterdir()] == ["_version_base_x"]
+    assert sorted(entry.name for entry in second.iterdir()) == ["_tmp_u2_x", "_version_base_x"]
