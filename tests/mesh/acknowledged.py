@@ -109,6 +109,12 @@ async def forgotten(client: WireClient, answered: list[Answered]) -> list[Answer
     return lost
 
 
+async def unknown(client: WireClient, answered: list[Answered]) -> list[Answered]:
+    """Commands that were answered and are unknown now, whatever became of the others."""
+    answers = [await client.post("/retrieve_future", {"request_id": one.request_id}) for one in answered]
+    return [one for one, a in zip(answered, answers, strict=True) if a.status_code == HTTPStatus.GONE]
+
+
 def check_effects(mesh: MeshProcesses, kept: list[Answered]) -> None:
     """Every gradient was added once and every step taken once."""
     datums = datum_counts(mesh.journal())
