@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tinkermesh.v1 import types_pb2 as types
 
+from services.gateway.validation import provenance
 from tests.contract.gateway import wire_forms as forms
 from tests.contract.gateway.conftest import Client
 from tests.contract.gateway.fake_scheduler import FakeScheduler
@@ -107,6 +108,20 @@ async def test_provenance_that_does_not_fit_is_an_ordered_failure_VAL_01(
     sent = client.protobuf(forms.to_protobuf(body)) if encoding == "protobuf" else client.post("forward_backward", body)
     failure = await client.failure(await sent)
     assert re.search(text, failure), failure
+
+
+async def test_a_batch_names_a_bounded_number_of_sequences_VAL_01(
+    client: Client, scheduler: FakeScheduler, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "MAX_SEQUENCES", 2)
+    names = ("s.0.0", "s.0.1", "s.0.2")
+    lessons = [
+        lesson([prompt(2, name=one), sampled(2, name=one)], [prompt(1, 1, one), sampled(3, name=one)]) for one in names
+    ]
+    await client.post("forward_backward", stable(model, 1, *lessons[:2], *lessons[:2]))
+    assert len(scheduler.last.command.batch.provenance) == 4
+    failure = await client.failure(await client.post("forward_backward", stable(model, 2, *lessons)))
+    assert "names 3 sequences, the limit is 2" in failure
 
 
 def ratio(mask: list[float], advantages: list[float]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Forbidden, MissingResource
 from services.common.tinker_path import parse_tinker_path
+from services.scheduler.catalog import sessions
 from services.scheduler.store import keys
 from tests.contract.scheduler.front.conftest import StartTrainer
 from tests.contract.scheduler.front.mesh import (
@@ -182,6 +183,41 @@ async def test_metadata_larger_than_a_message_comes_in_parts(replica: Replica, s
         await replica.scheduler.CreateSession(pb.CreateSessionRequest(tenant_id=ALICE, user_metadata_json=big))
     parts = [part async for part in catalog.SearchSessions(cat.SearchSessionsRequest(tenant_id=ALICE, limit=200))]
     assert len(parts) > 4 and sum(len(part.sessions) for part in parts) == 80
+
+
+async def test_a_search_that_looked_at_enough_says_where_to_look_on(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few sessions match, one call looks at a bounded number of them, and the calls together at all."""
+    monkeypatch.setattr(sessions, "LOOKED_AT_ONCE", 2)
+    monkeypatch.setattr(sessions, "LOOKED_AT_MOST", 4)
+    catalog = catalog_pb2_grpc.CatalogStub(replica.channel)
+    oldest = await session(replica)
+    for _ in range(6):
+        await session(replica)
+    request, found = cat.SearchSessionsRequest(tenant_id=ALICE, session_id=oldest, limit=5), []
+    for looked_at_all in (False, True):
+        (part,) = [part async for part in catalog.SearchSessions(request)]
+        found.append([one.session_id for one in part.sessions])
+        assert (part.next_session_id == "") is looked_at_all
+        request.before_unix_ms, request.before_session_id = part.next_unix_ms, part.next_session_id
+    assert found == [[], [oldest]]
+
+
+async def test_a_run_tells_when_it_was_last_asked_also_once_its_session_is_over(
+    owner: Owner, redis_client: Redis
+) -> None:
+    request = pb.GetTrainingRunRequest(tenant_id=ALICE, training_run_id=owner.model)
+    made = (await owner.replica.scheduler.GetTrainingRun(request)).last_request_unix_ms
+    await owner.save("a")
+    asked = int(await redis_client.hget(keys.model("double", owner.model), "last_request_ms") or 0)
+    live = await owner.replica.scheduler.GetTrainingRun(request)
+    assert made < asked <= live.last_request_unix_ms
+    finish = pb.FinishSessionRequest(tenant_id=ALICE, session_id=owner.session, reason="completed")
+    await owner.replica.scheduler.FinishSession(finish)
+    await redis_client.delete(keys.model("double", owner.model))  # as when it is forgotten
+    over = await owner.replica.scheduler.GetTrainingRun(request)
+    assert over.last_request_unix_ms == over.last_checkpoint.created_unix_ms > made
 
 
 async def test_unnamed_snapshots_are_listed_too(owner: Owner) -> None:

@@ -10,6 +10,7 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 
 from services.common.errors import Forbidden, InvalidInput, UnknownId
 from services.common.ids import CompletionsWait
+from services.scheduler.sampling.completions import MOST_RETRIEVED
 from services.scheduler.settings import Settings
 from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
@@ -154,6 +155,8 @@ async def test_foreign_and_unknown_sessions_are_refused_SEC_05(replica: Replica)
         await listed(replica, "garbage")
     async with refused(InvalidInput, "prev_cursor"):
         await listed(replica, sampler, (1 << 53) + 1)
+    async with refused(InvalidInput, "retrieved_request_ids"):
+        await listed(replica, sampler, retrieved=("",) * (MOST_RETRIEVED + 1))
     for tenant, kind in ((BOB, Forbidden), (ALICE, None)):
         request = pb.JoinSamplingSessionRequest(tenant_id=tenant, sampling_session_id=sampler)
         if kind is None:

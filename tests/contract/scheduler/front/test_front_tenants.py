@@ -11,6 +11,7 @@ from tinkermesh.v1 import tenants_pb2 as pb
 from services.common.errors import InvalidInput, UnknownId
 from services.common.keyring import Keyring, digest, key_id
 from services.scheduler.store import keys
+from services.scheduler.tenancy.keys import LONGEST_SECONDS
 from tests.contract.scheduler.front.mesh import FrontMesh, Replica, refused, unserved_pool
 from tests.doubles.eventually import eventually
 from tests.doubles.known_keys import tenant_of
@@ -146,6 +147,12 @@ async def test_mistakes_are_named(replica: Replica) -> None:
             await tenants.SetTenant(pb.SetTenantRequest(tenant_id=made.tenant_id, **change))
     async with refused(InvalidInput, "label"):
         await tenants.CreateKey(pb.CreateKeyRequest(label="x" * 201))
+    async with refused(InvalidInput, "expires_seconds"):
+        await tenants.CreateKey(pb.CreateKeyRequest(expires_seconds=LONGEST_SECONDS + 1))
+    async with refused(InvalidInput, "grace_seconds"):
+        await tenants.RotateKey(pb.RotateKeyRequest(key_id=made.key_id, grace_seconds=LONGEST_SECONDS + 1))
+    (kept,) = (await tenants.ListKeys(pb.ListKeysRequest())).keys
+    assert kept == made, "what was refused changed nothing"
 
 
 async def test_a_tenant_is_changed_and_reports_what_is_in_force_SEC_10(mesh: FrontMesh) -> None:
