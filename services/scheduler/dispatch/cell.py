@@ -157,6 +157,7 @@ class Cell:
         return 0.0
 
     async def _perform(self, plan: Plan, view: ReadyView) -> None:
+        await self._client.reach()  # what is issued to a dead trainer would be blamed for its death
         stored = await self._parts.commands.get(self._pool, _keys(plan))
         prepared = await self._prepare(plan, stored)
         if prepared is not None:

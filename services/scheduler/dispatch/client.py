@@ -36,6 +36,11 @@ class TrainerClient:
         call = self._stub.Describe(pb.DescribeTrainerRequest(), timeout=QUICK_SECONDS)
         return cast("pb.TrainerDescription", await _typed(call))
 
+    async def reach(self) -> None:
+        """Costs a call only after the connection was lost. Raises Unavailable while the trainer is away."""
+        if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+            await self.describe()
+
     async def takeover(self, term: int, incarnation: str, token: int) -> pb.TakeoverReply:
         request = pb.TakeoverRequest(term=term, incarnation=incarnation, token=token)
         return cast("pb.TakeoverReply", await _typed(self._stub.Takeover(request, timeout=QUICK_SECONDS)))

@@ -28,6 +28,7 @@ end
 -- `text`: JSON list of what its entries hold beyond what the unit says. The seat that ran them has them applied.
 local function append_log(context, item, unit, text)
   local row, bytes, log_end = model_row(context, item.m), 0, nil
+  if (redis.call('HGET', row, 'base') or '') == '' then return end  -- of an older release: nothing to replay it on
   for _, entry in ipairs(cjson.decode(text)) do
     entry.o, entry.k, entry.u, entry.g, entry.p = item.o, item.k, unit.id, unit.number, unit.models
     redis.call('RPUSH', log_key(context, item.m), cjson.encode(entry))

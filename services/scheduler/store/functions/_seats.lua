@@ -24,9 +24,9 @@ end
 -- Whether a durable point is due. It covers the log up to the last step or load: before one it would cover nothing.
 local function note_durable(context, id)
   local fields = redis.call('HMGET', model_row(context, id), 'phase', 'steps_since', 'log_bytes', 'base_pos', 'barrier_pos',
-    'durable_soon', 'durable_after')
+    'durable_soon', 'durable_after', 'base')
   local key = index_key(context, 'durables')
-  if fields[1] ~= 'live' or redis.call('HEXISTS', context.prefix .. ':durables_running', id) == 1 then
+  if fields[1] ~= 'live' or (fields[8] or '') == '' or redis.call('HEXISTS', context.prefix .. ':durables_running', id) == 1 then
     redis.call('ZREM', key, id)
     return
   end
@@ -91,7 +91,7 @@ local function seat_failed(context, id, message, shared)
     close_model(context, id, SERVER, 'recovery failed: ' .. message .. restore_text(context, id))
     return
   end
-  release_slot(context, id)
+  if redis.call('HGET', row, 'slot') ~= '' then release_slot(context, id) end
   unseat(context, id, int(context.now))
 end
 
