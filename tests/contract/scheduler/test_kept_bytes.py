@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,80 +12,14 @@ from redis.asyncio import Redis
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Busy, Gone
-from services.common.ids import key_hash
-from services.scheduler.result_files import ResultMover
-from services.scheduler.results import Results
 from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
-from services.scheduler.store.large_results import LargeResults
-from services.scheduler.store.payloads import FileBlobs, PayloadStore
-from services.scheduler.store.requests import RequestReader
-from services.scheduler.store.sampling import SampleToAdmit, SamplingSession, SamplingStore
-from services.scheduler.store.sequences import SequenceRef, SequenceStore
-from services.scheduler.tenancy.limits import encode_limits
+from services.scheduler.store.sequences import SequenceRef
 from services.scheduler.tenancy.records import Quotas
+from tests.contract.scheduler.kept import LARGE, LONG_MS, POOL, SAMPLER, TENANT, Store
 from tests.contract.scheduler.requests import new_session
 from tests.contract.scheduler.rig import Mesh, running_mesh
 from tests.doubles.valkey import ValkeyProcess
-
-POOL, TENANT, SAMPLER = "p", "tenant-a", "s:sample:0:p"
-LONG_MS = 3_600_000
-LARGE = (8 << 20) + 1
-
-
-class Store:
-    """Samples of one tenant, without anything that runs."""
-
-    def __init__(self, redis: Redis, functions: Functions, root: Path) -> None:
-        self.redis: Any = redis
-        self.call = functions.call
-        self.sequences = SequenceStore(redis, functions, LONG_MS)
-        self.samples = SamplingStore(redis, functions, self.sequences)
-        self.blobs = FileBlobs(root)
-        self.root = root
-        self.results = Results(RequestReader(redis, functions, self.blobs), delivered_grace_ms=1)
-        self.mover = ResultMover(LargeResults(redis, functions), self.results, self.blobs)
-        self.payloads = PayloadStore(redis, self.blobs)
-
-    async def open(self) -> None:
-        await self.samples.open(POOL, SamplingSession(SAMPLER, TENANT, "s", "base", "", "", ""))
-
-    def key(self, seq: int) -> str:
-        return key_hash("sample", SAMPLER, seq)
-
-    async def admit(self, seq: int, quotas: Quotas | None = None, *, records: bool = False) -> str:
-        limits = "" if quotas is None else encode_limits(quotas, 0, answers=True, records=records)
-        sample = SampleToAdmit(SAMPLER, self.key(seq), TENANT, "f", seq, f"{SAMPLER}.{seq}.0", b"c", "", b"", limits)
-        request_id, _ = await self.samples.admit(POOL, sample, 0, LONG_MS)
-        return request_id
-
-    async def settle(self, seq: int, size: int, retention_ms: int = LONG_MS, records: Sequence[int] = ()) -> int:
-        """Answers how many bytes its result has."""
-        await self.admit(seq)
-        result = types.Result(sample=types.SampleResult(prompt_logprobs=bytes(size)))
-        kept = [types.SequenceRecord(tenant_id=TENANT, tokens=bytes(length)) for length in records]
-        await self.samples.settle(POOL, self.key(seq), result, retention_ms, kept)
-        return result.ByteSize()
-
-    async def usage(self, name: str) -> int:
-        return int(await self.redis.hget(keys.usage(POOL, TENANT), name) or 0)
-
-    async def expire(self) -> None:
-        await asyncio.sleep(0.005)  # Redis' clock has moved on
-        while await self.call("expire_results", [keys.pool_prefix(POOL)], 100):
-            pass
-
-    async def files(self) -> int:
-        await self.payloads.drop_blobs(POOL)
-        return len([path for path in self.root.glob("*") if path.is_file()])
-
-
-@pytest.fixture
-async def store(redis_client: Redis, functions: Functions, tmp_path: Path) -> Store:
-    made = Store(redis_client, functions, tmp_path)
-    await made.open()
-    return made
-
 
 SIZES = [10, 600 << 10, LARGE]
 IDS = ["in its row", "in segments", "large"]
@@ -172,60 +106,6 @@ async def test_a_late_word_of_delivery_touches_no_later_generation(store: Store)
     assert (await store.results.whole(second, TENANT)).endswith(b"executed again")
 
 
-# ---- large results lie in files ------------------------------------------------------------
-
-
-async def test_a_large_result_leaves_redis_and_reads_the_same_FUT_06(store: Store) -> None:
-    size = await store.settle(0, LARGE)
-    request = await store.admit(0)
-    before = await store.results.whole(request, TENANT)
-    assert await store.mover.move(POOL) == 1
-    assert [name async for name in store.redis.scan_iter("*:pay:*")] == []
-    assert await store.redis.hget(keys.req(POOL, store.key(0)), "result") is None
-    assert await store.files() == 1
-    assert await store.results.whole(request, TENANT) == before
-    assert await store.usage("results") == size
-    assert await store.payloads.drop_orphans(POOL, age_seconds=-1.0) == 0, "the row names it"
-    assert await store.mover.move(POOL) == 0, "once"
-
-
-async def test_a_small_result_stays_in_redis(store: Store) -> None:
-    await store.settle(0, 8 << 20 >> 1)
-    assert await store.mover.move(POOL) == 0
-    assert await store.files() == 0
-
-
-async def test_a_result_that_went_before_its_move_leaves_no_file(store: Store) -> None:
-    await store.settle(0, LARGE, 1)
-    await store.expire()
-    assert await store.mover.move(POOL) == 0
-    assert await store.files() == 0
-    assert await store.redis.llen(keys.large_results(POOL)) == 0
-
-
-async def test_two_movers_leave_one_file(store: Store) -> None:
-    await store.settle(0, LARGE)
-    moved = await asyncio.gather(*(store.mover._move(POOL, store.key(0)) for _ in range(3)))
-    assert sum(moved) == 1
-    assert await store.files() == 1
-
-
-async def test_a_reader_finds_a_result_while_it_moves(store: Store) -> None:
-    """Where it lay when its row was read may be gone when its pieces are."""
-    await store.settle(0, LARGE)
-    request = await store.admit(0)
-    reader = store.results._reader
-    real = reader.uploaded
-
-    async def late(pool: str, parts: Any) -> bytes | None:
-        reader.uploaded = real  # type: ignore[method-assign]
-        await store.mover.move(POOL)
-        return await real(pool, parts)
-
-    reader.uploaded = late  # type: ignore[method-assign]
-    assert len(await store.results.whole(request, TENANT)) > LARGE
-
-
 # ---- recorded sequences --------------------------------------------------------------------
 
 
@@ -300,12 +180,3 @@ async def test_a_purged_models_results_no_longer_count_FUT_06(mesh: Mesh) -> Non
 
     await mesh.until(purged)
     assert int(await redis.hget(usage, "results")) == 0
-
-
-async def test_a_result_that_was_lost_does_not_hold_up_the_others(store: Store) -> None:
-    """Nor end the term of whoever leads the pool: it would begin with the same result again."""
-    await store.settle(1, LARGE)
-    await store.settle(2, LARGE)
-    await store.redis.hdel(keys.req(POOL, store.key(1)), "result_upload", "result_segments")
-    assert await store.mover.move(POOL) == 1
-    assert await store.redis.llen(keys.large_results(POOL)) == 0
