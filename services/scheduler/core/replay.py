@@ -10,7 +10,10 @@ from services.scheduler.core.seats import ReplayQueue
 
 LOSS_TOLERANCE = 1e-4
 NORM_TOLERANCE = 1e-2
-"""Relative. Rounding of another packing stays far below; another batch or another step far above."""
+"""Relative, and absolute below 1.
+
+Rounding of another packing stays far below; another batch or another step far above.
+"""
 
 
 def next_replay(queues: Sequence[ReplayQueue], *, more_to_seat: bool) -> ReplayPlan | None:

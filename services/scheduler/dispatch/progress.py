@@ -36,7 +36,7 @@ class Progress:
     def _over(self, model_id: str) -> None:
         started, ended = self._since.pop(model_id), now_ms()
         last = self._entries.pop(model_id)
-        log.info("model %s is seated again after %.2f s", model_id, (ended - started) / 1000)
+        log.info("the recovery of model %s ended after %.2f s", model_id, (ended - started) / 1000)
         attributes: telemetry.Attributes = {"pool": self._pool, "model_id": model_id, "log.position": last}
         parent = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01" if telemetry.enabled() else ""
         telemetry.record_span("scheduler.recover", parent, started, ended, attributes)
