@@ -75,6 +75,7 @@ local function take_back(context, item, deaths)
 end
 
 local function lose_unit(context, unit, deaths)
+  if redis.call('HGET', unit_key(context.prefix, unit), 'state') ~= 'running' then return end
   for _, item in ipairs(cjson.decode(redis.call('HGET', unit_key(context.prefix, unit), 'items'))) do
     take_back(context, item, deaths)
   end
@@ -155,13 +156,13 @@ register('cell_adopt', function(keys, args)
   local context = begin(keys[1], args[2])
   local cell, slots, lost = context.prefix .. ':cell', context.prefix .. ':slots', 0
   local known = redis.call('HGET', cell, 'incarnation')
-  redis.call('HSET', cell, 'incarnation', args[3], 'poison_deaths', args[5], 'durable_steps', args[6],
-    'durable_bytes', args[7])
+  redis.call('HSET', cell, 'poison_deaths', args[5], 'durable_steps', args[6], 'durable_bytes', args[7])
   if known and known ~= args[3] then
     supersede(context, known)
     lost = lose_trainer(context)
   end
   for slot = 0, tonumber(args[4]) - 1 do redis.call('HSETNX', slots, int(slot), '') end
+  redis.call('HSET', cell, 'incarnation', args[3])  -- last: until then another try begins anew
   context.wake = true
   finish(context)
   return lost
