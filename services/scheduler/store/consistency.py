@@ -20,7 +20,10 @@ from services.scheduler.store.payloads import BLOB_PREFIX, BlobStore
 
 BATCH = 200
 _ROW = ("tenant", "state", "kind", "charged", "kept", "upload", "result_upload")
-_ZSETS = ("active", "creates", "gaps", "closed", "expiring", "samples", "samples_settled")
+_ZSETS = (
+    *("active", "creates", "gaps", "closed", "seekers", "recovering", "unseated", "durables"),
+    *("expiring", "samples", "samples_settled"),
+)
 
 
 Alone = Callable[[], Awaitable[bool]]

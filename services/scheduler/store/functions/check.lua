@@ -186,7 +186,7 @@ register('check_lost_payloads', function(keys, args)
 end)
 
 local function drop_from_indexes(context, id)
-  for _, name in ipairs({ ':active', ':creates', ':gaps' }) do
+  for _, name in ipairs({ ':active', ':creates', ':gaps', ':seekers', ':recovering', ':unseated', ':durables' }) do
     if redis.call('ZREM', context.prefix .. name, id) == 1 then found(context, 'index_of_closed_model', id) end
   end
 end
@@ -287,7 +287,8 @@ end)
 
 local INDEXES = {
   active = { 'ZREM', ':model:' }, creates = { 'ZREM', ':model:' }, gaps = { 'ZREM', ':model:' },
-  closed = { 'ZREM', ':model:' }, expiring = { 'ZREM', ':req:' }, samples = { 'ZREM', ':req:' },
+  seekers = { 'ZREM', ':model:' }, recovering = { 'ZREM', ':model:' }, unseated = { 'ZREM', ':model:' },
+  durables = { 'ZREM', ':model:' }, closed = { 'ZREM', ':model:' }, expiring = { 'ZREM', ':req:' }, samples = { 'ZREM', ':req:' },
   samples_settled = { 'ZREM', ':req:' }, samples_running = { 'HDEL', ':req:' }, capturing = { 'SREM', ':req:' },
 }
 

@@ -220,6 +220,17 @@ async def test_what_a_replay_would_miss_is_reported_only(site: Site) -> None:
     assert await site.redis.hget(keys.model(POOL, MODEL), "state") == b"open"
 
 
+@pytest.mark.parametrize("index", [keys.seekers, keys.recovering, keys.unseated, keys.durables])
+async def test_recovery_forgets_models_that_are_closed_or_gone(site: Site, index: Callable[[str], str]) -> None:
+    await site.redis.hset(keys.model(POOL, "s:train:7"), "state", "closed")
+    await site.redis.zadd(index(POOL), {"s:train:7": 1, "s:train:8": 1})
+    found = await site.run()
+    name = index(POOL).rpartition(":")[2]
+    assert Finding("index_of_closed_model", "s:train:7") in found
+    assert Finding("index_without_row", f"{name} s:train:8") in found
+    assert not await site.redis.exists(index(POOL))
+
+
 async def test_usage_is_counted_only_by_who_is_alone(site: Site) -> None:
     await site.redis.hincrby(keys.usage(POOL, "tenant"), "bytes", 1000)
     assert await site.run(alone=False) == []
