@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -146,3 +147,32 @@ async def test_what_was_bisected_out_is_not_replayed_ADD_05_FAIL_13(
     assert path.endswith("weights/end")
     replayed = {request for entry in mesh.passes() for request, _ in entry["datums"]}
     assert theirs not in replayed
+
+
+@pytest.mark.parametrize("what", ["loss", "skip"])
+async def test_a_replay_that_comes_to_something_else_stops_its_model_alone_ADD_05_MESH_05(
+    mesh: Mesh, what: str
+) -> None:
+    other, model = await mesh.opened(new_session()), await mesh.opened(new_session())
+    path = (await mesh.done(await mesh.save(model, 1, "kept"))).save.path
+    await mesh.done(await mesh.batch(other, 1, [3, 4], salt=1))
+    await mesh.done(await mesh.batch(model, 2, [3]))
+    await mesh.done(await mesh.step(model, 3))
+    name, place = keys.log(POOL, model), 1 if what == "loss" else 2
+    entry = json.loads(await cast("Any", mesh.redis.lindex(name, place)))
+    if what == "loss":
+        entry["l"] = repr(float(entry["l"]) * 1.001)
+    else:
+        assert entry["o"] == "optim_step"
+    await cast("Any", mesh.redis.lset(name, place, json.dumps(entry)))
+    await mesh.trainer.stop()
+    mesh.trainer = type(mesh.trainer)(mesh.root, facts=mesh.facts)
+    if what == "skip":
+        mesh.trainer.faults.add("skip_step", "optim")
+    pending = await mesh.batch(model, 4, [3])
+    await mesh.start_trainer()
+    message = (await mesh.failed(pending)).message
+    assert message.startswith("recovery stopped: ") and message.endswith(f"create a new model and restore from {path}")
+    assert ("a step that was taken is skipped" in message) is (what == "skip")
+    assert await counter(mesh, "replay_mismatches_total") == 1
+    await mesh.done(await mesh.step(other, 2))
