@@ -306,6 +306,7 @@ class PoolUsage(_message.Message):
     REQUESTS_LEFT_FIELD_NUMBER: _builtins.int
     RESULT_BYTES_FIELD_NUMBER: _builtins.int
     SEQUENCE_BYTES_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     models: _builtins.int
     queued_bytes: _builtins.int
@@ -316,6 +317,8 @@ class PoolUsage(_message.Message):
     requests_left: _builtins.float
     result_bytes: _builtins.int
     sequence_bytes: _builtins.int
+    log_bytes: _builtins.int
+    """payloads that logs keep for a recovery; no quota counts them"""
     def __init__(
         self,
         *,
@@ -328,10 +331,11 @@ class PoolUsage(_message.Message):
         requests_left: _builtins.float | None = ...,
         result_bytes: _builtins.int = ...,
         sequence_bytes: _builtins.int = ...,
+        log_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "requests_left", b"requests_left", "tokens_left", b"tokens_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "models", b"models", "open_futures", b"open_futures", "pool", b"pool", "queued_bytes", b"queued_bytes", "requests_left", b"requests_left", "result_bytes", b"result_bytes", "samples", b"samples", "sequence_bytes", b"sequence_bytes", "tokens_left", b"tokens_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "log_bytes", b"log_bytes", "models", b"models", "open_futures", b"open_futures", "pool", b"pool", "queued_bytes", b"queued_bytes", "requests_left", b"requests_left", "result_bytes", b"result_bytes", "samples", b"samples", "sequence_bytes", b"sequence_bytes", "tokens_left", b"tokens_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__requests_left: _TypeAlias = _typing.Literal["requests_left"]  # noqa: Y015
     _WhichOneofArgType__requests_left: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left"]  # noqa: Y015

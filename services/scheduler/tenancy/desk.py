@@ -101,6 +101,7 @@ def _usage(pool: str, found: dict[str, float], quotas: Quotas) -> pb.PoolUsage:
         samples=_count(found, "samples"),
         result_bytes=_count(found, "results"),
         sequence_bytes=_count(found, "records"),
+        log_bytes=_count(found, "log_bytes"),
     )
     if quotas.tokens_per_minute:
         usage.tokens_left = _level(found, "tok", quotas.tokens_per_minute / 60, quotas.tokens_per_minute)

@@ -12,6 +12,8 @@ from redis.asyncio import Redis
 
 from services.scheduler.dispatch import client
 from services.scheduler.store import keys
+from services.scheduler.store.functions import Functions
+from services.scheduler.store.tenancy import TenancyStore
 from services.scheduler.store.training import RecoveryLimits
 from tests.contract.scheduler.poison import poisoned
 from tests.contract.scheduler.recovering import (
@@ -24,7 +26,7 @@ from tests.contract.scheduler.recovering import (
     rounds,
     undisturbed,
 )
-from tests.contract.scheduler.requests import new_session
+from tests.contract.scheduler.requests import TENANT, new_session
 from tests.contract.scheduler.rig import Mesh, running_mesh
 from tests.contract.scheduler.test_training_packing import held
 from tests.doubles.fake_trainer import POOL
@@ -51,6 +53,8 @@ async def test_the_payloads_of_a_log_are_bounded_by_durable_points_GAP_11(
         assert 0 < most <= 400 + 4 * 84  # what came in while a capture was written; a round has 84 bytes
         assert await counter(mesh, "log_bytes") == int((await fields(mesh, model, "log_bytes"))[0]) <= 400
         assert await counter(mesh, "durables_total") >= 3
+        usage = await TenancyStore(redis_client, Functions(redis_client)).usage(POOL, TENANT)
+        assert usage["log_bytes"] == await counter(mesh, "log_bytes")  # the tenant's only model in this pool
         await kill_trainer(mesh)
         state = await final_state(mesh, model, 41)
         await mesh.done(await mesh.unload(model))
