@@ -31,4 +31,4 @@ def test_a_model_is_told_of_when_it_is_over_and_only_then(
     told.seen(RecoveryView())
     told.seen(RecoveryView())
     assert [(name, attributes["log.position"]) for name, attributes in spans] == [("scheduler.recover", 7)]
-    assert "model m is seated again" in caplog.text
+    assert "the recovery of model m ended" in caplog.text
