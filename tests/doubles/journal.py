@@ -57,5 +57,11 @@ def datum_counts(entries: list[dict[str, Any]], *, backward: bool = True) -> Cou
     return Counter((request, index) for entry in passes for request, index in entry["datums"])
 
 
+def step_counts(entries: list[dict[str, Any]]) -> Counter[str]:
+    """Request id -> how often its optimizer step was taken, replays not counted."""
+    steps = (e for e in entries if e["kind"] == "optim" and not e.get("replay"))
+    return Counter(request for entry in steps for request in entry["requests"])
+
+
 def unit_counts(entries: list[dict[str, Any]]) -> Counter[str]:
     return Counter(e["unit_id"] for e in entries if "unit_id" in e)

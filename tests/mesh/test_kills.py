@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from services.common.tinker_path import parse_tinker_path
 from tests.doubles.admin import leader
 from tests.doubles.eventually import until
 from tests.doubles.fake_trainer import BASE_MODEL, POOL
-from tests.doubles.journal import datum_counts, unit_counts
+from tests.doubles.journal import datum_counts, step_counts, unit_counts
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.published import read_state
 from tests.doubles.scenario import start_scenario
@@ -102,8 +101,7 @@ def test_dropped_replies_do_not_repeat_units_IDEM_14(replicated: MeshProcesses, 
     replicated.inject("trainer", [dict(rule) for rule in rules])
     report = start_scenario(tmp_path / "run", replicated.environment, BASE_MODEL, "--rounds", "2").report()
     check_scenario(report, vocab=512, tolerance=0.0)
-    steps = Counter(r for e in replicated.journal() if e["kind"] == "optim" for r in e["requests"])
-    assert set(steps.values()) == {1}
+    assert set(step_counts(replicated.journal()).values()) == {1}
     assert set(datum_counts(replicated.journal()).values()) == {1}
 
 

@@ -148,7 +148,8 @@ def test_everysec_loses_at_most_the_last_two_seconds_before_a_kill(tmp_path: Pat
     with running(tmp_path, "everysec") as mesh:
         seen = run_storm(mesh, kills=4, seed=seed)
         assert all(before_a_kill(seen, one) for one in seen.lost)
-        check_effects(mesh, [one for one in seen.answered if one not in seen.lost] if not seen.lost else [])
+        if not seen.lost:  # otherwise what Redis forgot to have run may have run again
+            check_effects(mesh, seen.answered)
 
 
 @whole

@@ -16,7 +16,7 @@ import pytest
 from tests.doubles import admin
 from tests.doubles.eventually import eventually
 from tests.doubles.fake_trainer import BASE_MODEL
-from tests.doubles.journal import datum_counts, unit_counts
+from tests.doubles.journal import datum_counts, step_counts, unit_counts
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import Body, Json, WireClient, batch, batch_json, batch_zstd
 from tests.mesh.copies import COPIES, Copies, Said, route, the_one
@@ -157,8 +157,7 @@ async def test_training_ends_bitwise_where_an_undisturbed_run_ends_IDEM_03_IDEM_
     counts = datum_counts(two_doors.journal())
     for post in ("forward_backward protobuf", "forward_backward zstd", "forward_backward JSON"):
         assert [counts[(requests[post], index)] for index in range(4)] == [1, 1, 1, 0]
-    steps = Counter(r for e in two_doors.journal() if e["kind"] == "optim" for r in e["requests"])
-    assert steps[requests["optim_step"]] == 1
+    assert step_counts(two_doors.journal())[requests["optim_step"]] == 1
     assert effects(two_doors, "save", disturbed) == 1
 
 
@@ -272,8 +271,8 @@ async def test_heartbeat_unload_and_finish_IDEM_11(
 ) -> None:
     session = await client.session()
     model = await created(client, session)
+    before = [entry["kind"] for entry in two_doors.journal()].count("unload")
     await copies.five("session_heartbeat", {"session_id": session, "type": "session_heartbeat"})
-    before = kinds(two_doors)["unload"]
     made = await copies.five("unload_model", {"model_id": model, "type": "unload_model"})
     assert "error" not in await client.future(made["request_id"])
     finish: Json = {"reason": {"type": "success"}, "detail": None}
@@ -282,15 +281,11 @@ async def test_heartbeat_unload_and_finish_IDEM_11(
     assert [answer.status_code for answer in answers] == [204] * COPIES, [answer.text for answer in answers]
     again = await copies.five("unload_model", {"model_id": model, "type": "unload_model"})
     assert again["request_id"] == made["request_id"]
-    assert kinds(two_doors)["unload"] == before + 1
+    assert [entry["kind"] for entry in two_doors.journal()].count("unload") == before + 1
     report = admin.session(two_doors.scheduler, session)
     assert report is None or report.state == "finished"
     refused = await client.post("/session_heartbeat", {"session_id": session, "type": "session_heartbeat"})
     assert refused.status_code == 410
-
-
-def kinds(mesh: MeshProcesses) -> Counter[str]:
-    return Counter(entry["kind"] for entry in mesh.journal())
 
 
 async def test_no_unit_ran_twice_and_no_post_was_left_out_IDEM_14(two_doors: MeshProcesses, said: Said) -> None:

@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tinkermesh.v1 import scheduler_pb2 as pb
-from tinkermesh.v1 import tenants_pb2 as tenants_pb
 from tinkermesh.v1 import types_pb2 as types
 from tinkermesh.v1.catalog_pb2_grpc import add_CatalogServicer_to_server
 from tinkermesh.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
-from tinkermesh.v1.tenants_pb2_grpc import TenantsServicer, add_TenantsServicer_to_server
+from tinkermesh.v1.tenants_pb2_grpc import add_TenantsServicer_to_server
 
 from services.common.errors import (
     Forbidden,
@@ -32,28 +31,10 @@ from services.common.grpc_server import GrpcServer
 from services.common.ids import key_hash
 from tests.contract.gateway.belongings import Belongings
 from tests.contract.gateway.fake_catalog import FakeCatalog
+from tests.contract.gateway.fake_tenants import FakeTenants
 from tests.contract.gateway.made_up_results import outcome
 from tests.contract.gateway.submitted import BASE_MODEL, Submitted
 from tests.contract.gateway.watch_streams import WatchStreams
-
-
-class FakeTenants(TenantsServicer):
-    """Knows the keys a test puts into `known`, by digest; of all others the gateway's key file decides."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, tenants_pb.ResolveKeyReply] = {}
-        self.asked = 0
-        self.revoked: list[str] = []
-
-    async def ResolveKey(self, request: Any, context: Any) -> tenants_pb.ResolveKeyReply:
-        self.asked += 1
-        by_id = {reply.key_id: reply for reply in self.known.values()}
-        found = self.known.get(request.digest) or by_id.get(request.key_id)
-        return found or tenants_pb.ResolveKeyReply(state="unknown")
-
-    async def RevokeKey(self, request: Any, context: Any) -> tenants_pb.KeyReport:
-        self.revoked.append(request.key_id)
-        return tenants_pb.KeyReport(key_id=request.key_id, state="revoked")
 
 
 class FakeScheduler(Belongings, SchedulerServicer):
