@@ -10,6 +10,7 @@
 #   make redis       Redis killed, failing over, losing power; the contract on a cluster; ten minutes
 #   make soak        MINUTES=60 of random kills under the load of eight tenants
 #   make chart-test  the Helm chart with helm 3, helm 4 and all validators
+#   make images      container images of the services, with docker, podman or buildah
 #   make bench       measure everything that docs/performance.md quotes
 
 PYTHON ?= python3
@@ -22,7 +23,7 @@ PYTEST_ARGS ?=
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos soak sdk-venvs sdk-matrix cookbook chart-helm chart-test clean
+.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos soak sdk-venvs sdk-matrix cookbook chart-helm chart-test images podman-test clean
 
 help:
 	@sed -n 's/^#  *make/make/p' Makefile
@@ -84,6 +85,23 @@ chart-helm: install
 chart-test: install
 	$(BIN)/python tools/chart_tools.py --validators
 	TINKERMESH_TEST_CHART_TOOLS_REQUIRED=1 $(BIN)/python -m pytest tests/chart $(PYTEST_ARGS)
+
+# The CPU variants; IMAGES="trainer-cuda sampler-cuda" makes those for GPUs. IMAGE_ARGS go to the builder.
+BUILDER      ?= $(firstword $(foreach tool,docker podman buildah,$(shell command -v $(tool) 2>/dev/null)))
+IMAGES       ?= control trainer-cpu sampler-cpu
+IMAGE_PREFIX ?= localhost/tinkermesh-
+IMAGE_TAG    ?= 0.1.0
+IMAGE_ARGS   ?=
+images:
+	@test -n "$(BUILDER)" || { echo "make images needs docker, podman or buildah"; exit 1; }
+	for image in $(IMAGES); do \
+	  $(BUILDER) build $(IMAGE_ARGS) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) \
+	    -f images/$$image/Containerfile -t $(IMAGE_PREFIX)$$image:$(IMAGE_TAG) . || exit 1; \
+	done
+
+# The chart's pods as real containers; needs root, podman and the images of `make images`.
+podman-test: chart-helm
+	$(BIN)/python -m pytest -v -m podman tests/podman $(PYTEST_ARGS)
 
 test: lint protos-check sdk-venvs chart-helm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -2,7 +2,7 @@
 
 Left out are the packages that only come in as dependencies and cannot work beside the CPU
 build of torch (their builds want CUDA), and tinkermesh itself.
-Usage: python tools/lock.py [EXTRA ...]    (default: gateway scheduler local test)
+Usage: python tools/lock.py [EXTRA ...]    (default: all that have a file)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("gateway", "scheduler", "local", "test")
+EXTRAS = ("gateway", "scheduler", "control", "trainer-cpu", "sampler-cpu", "local", "test")
 UNUSABLE = {"torchvision", "torchaudio", "torchcodec", "triton", "tinkermesh"}
 BUILD = ("setuptools", "wheel")
 HEADER = "# Made by tools/lock.py from pyproject.toml's extra '{extra}'; install with --no-deps.\n"

@@ -37,13 +37,13 @@ class Span:
 class Receiver(pb_grpc.TraceServiceServicer):
     """`with Receiver() as receiver: ... receiver.wait(lambda spans: ...)`."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.spans: list[Span] = []
         self.raw: list[bytes] = []
         self._changed = threading.Condition()
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         pb_grpc.add_TraceServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self.port = self._server.add_insecure_port(f"{host}:0")
 
     @property
     def environment(self) -> dict[str, str]:
