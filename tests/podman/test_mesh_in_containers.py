@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.podman, pytest.mark.timeout(900)]
 
 TAG = "0.1.0"
 NAMESPACE = "mesh"
-READY_SECONDS = {"redis": 30.0, "scheduler": 60.0, "gateway": 60.0, "trainer": 240.0, "sampler": 240.0}
+READY_SECONDS = {"redis": 30.0, "scheduler": 60.0, "gateway": 60.0, "trainer": 120.0, "sampler": 120.0}
 ORDER = list(READY_SECONDS)
 GATEWAY_PROBE = (
     "python",
@@ -51,15 +52,26 @@ class Containers:
         return GATEWAY_PROBE if pod.component == "gateway" else pod.probe
 
 
-def values(collector: str) -> dict[str, Any]:
-    """The laptop's, with a small model and this test's receiver for Jaeger, which no registry here has."""
-    model = {"path": "/models", "volume": {"hostPath": {"path": MODEL, "type": "Directory"}}}
+def readable_model(root: Path) -> Path:
+    """A copy that the pods' user may read."""
+    place = root / "model"
+    shutil.copytree(MODEL, place)
+    for file in place.iterdir():
+        file.chmod(0o444)
+    place.chmod(0o755)
+    return place
+
+
+def values(collector: str, model_directory: Path) -> dict[str, Any]:
+    """The laptop's, with a small model and this test's receiver in place of Jaeger."""
+    model = {"path": "/models", "volume": {"hostPath": {"path": str(model_directory), "type": "Directory"}}}
     pool = {"baseModel": "tiny-qwen3", "maxContext": 128, "model": model}
     return merged(
         example(CHART / "examples" / "laptop.yaml"),
         {"jaeger": {"enabled": False}, "tracing": {"endpoint": collector}},
         {"redis": {"image": {"repository": "localhost/tinkermesh-test-redis", "tag": TAG}}},
         {"pools": {"smollm2-135m-instruct": None, "tiny": pool}},
+        {"gateway": {"service": {"port": 8000}}},  # a network alias maps no ports
         {"gateway": {"extraEnv": DELAY}, "scheduler": {"extraEnv": DELAY}},
         {"poolDefaults": {"trainer": {"extraEnv": DELAY}, "samplers": {"both": {"extraEnv": DELAY}}}},
     )
@@ -80,7 +92,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
     host = podman.create_network()
     pods: list[PlayedPod] = []
     with Receiver("0.0.0.0") as receiver:
-        rendered = render(values(f"http://{host}:{receiver.port}"), "--kube-version", "1.23.0")
+        rendered = render(values(f"http://{host}:{receiver.port}", readable_model(root)), "--kube-version", "1.23.0")
         converter = Converter(rendered, root, NAMESPACE)
         try:
             pods = sorted(converter.pods(), key=lambda pod: ORDER.index(pod.component))
