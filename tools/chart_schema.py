@@ -27,7 +27,7 @@ OWNED = {"listen", "port_file", "key_file", "pepper_file", "store_root"}
 ENGINE = {"model_path", "advertise", "schedulers", "pool", "base_model", "aliases", "max_context", "max_rank"}
 SERVICES: dict[str, tuple[type[msgspec.Struct], set[str]]] = {
     "gateway": (GatewaySettings, OWNED | {"listen_fd", "scheduler", "public_url", "audit_file", "audit_file_bytes"}),
-    "scheduler": (SchedulerSettings, OWNED | {"redis_url", "replica", "samplers"}),
+    "scheduler": (SchedulerSettings, OWNED | {"redis_url", "redis_password_file", "replica", "samplers"}),
     "trainer": (
         TrainerSettings,
         OWNED | ENGINE | {"trainer_id", "tp", "dp", "pp", "ep", "cp", "rendezvous", "rank", "engine"},
@@ -241,7 +241,8 @@ def pool() -> Schema:
 def redis() -> Schema:
     return closed(
         pod(
-            externalUrl={"type": "string", "pattern": "^(redis://.+)?$"},
+            externalUrl={"type": "string", "pattern": r"^(rediss?(\+(sentinel|cluster))?://.+)?$"},
+            tlsSecret=OBJECT_NAME,
             existingSecret=OBJECT_NAME,
             image=image(tagged=True),
             maxMemory={"type": "string", "pattern": "^[0-9]+(kb|mb|gb)?$"},

@@ -214,6 +214,13 @@ STATE = [
     Switch("store.keep", False, "PersistentVolumeClaim/store:metadata.annotations", absent),
     Switch("redis.externalUrl", "redis://r:1/0", "Secret/redis:data.url", "cmVkaXM6Ly9yOjEvMA=="),
     Switch("redis.existingSecret", "mine", f"{SCHEDULER}:{FIRST}.env.3.valueFrom.secretKeyRef.name", "mine"),
+    Switch(
+        "redis.tlsSecret",
+        "mine",
+        f"{SCHEDULER}:{POD}.volumes",
+        contains({"name": "redis-tls", "secret": {"secretName": "mine", "defaultMode": 0o440}}),
+        {"redis": {"existingSecret": "url"}},
+    ),
     Switch("redis.image.tag", "9", f"{REDIS}:{FIRST}.image", contains(":9")),
     Switch("redis.maxMemory", "5gb", f"{REDIS}:{FIRST}.args", contains("5gb")),
     Switch("redis.persistence.storageClassName", "-", f"{REDIS}:spec.volumeClaimTemplates.0.spec.storageClassName", ""),

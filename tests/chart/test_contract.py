@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from services.common.mtls import Settings as MtlsSettings
 from services.common.settings import from_environment
 from services.gateway.upstream.target import scheduler_target
+from services.scheduler.store.redis_url import parse_redis_url
 from tests.chart.helm import EXAMPLES, Rendered, at, example, merged, refusal, render
 from tests.chart.leaves import SCHEMA
 from tests.chart.switches import BASE, NODES, TLS
@@ -178,3 +180,20 @@ def test_every_pod_that_speaks_grpc_shows_the_certificate() -> None:
         assert {Path(file).parent for file in (read.cert_file, read.key_file, read.ca_file)} == {Path(mounted)}
         secret = next(v["secret"]["secretName"] for v in spec["volumes"] if v["name"] == "tls")
         assert secret == rendered.get("Certificate/tls")["spec"]["secretName"]  # type: ignore[index]
+
+
+REDIS_URLS = [
+    "redis://:secret@r:6379/0",
+    "rediss://r:6379/0?ssl_ca_certs=/etc/tinkermesh/redis/ca.crt",
+    "redis+sentinel://s1:26379,s2:26379/0?master=mesh",
+    "rediss+cluster://n1:6379,n2:6379?ssl_ca_certs=/etc/tinkermesh/redis/ca.crt",
+]
+
+
+@pytest.mark.parametrize("url", REDIS_URLS)
+def test_every_kind_of_redis_the_scheduler_reaches_can_be_named(url: str) -> None:
+    rendered = render(merged(BASE, at("redis.externalUrl", url)))
+    secret = base64.b64decode(rendered.get("Secret/redis")["data"]["url"]).decode()  # type: ignore[index]
+    assert secret == url
+    assert parse_redis_url(secret).hosts
+    assert rendered.get("StatefulSet/redis") is None

@@ -36,6 +36,7 @@ UNFIT: list[tuple[str, list[dict[str, Any]]]] = [
     ("auth.existingSecret", [at("auth", {"existingSecret": "a", "pepper": "p" * 40})]),
     ("auth.keys: digests mean nothing without the pepper", [at("auth.keys", {"ab" * 32: {"tenantId": "t"}})]),
     ("redis.existingSecret holds the url", [at("redis", {"existingSecret": "a", "externalUrl": "redis://b"})]),
+    ("redis.tlsSecret: the built-in Redis", [at("redis.tlsSecret", "a")]),
     ("tls.enabled: name the certificates", [at("tls.enabled", True)]),
     ("set one of tls.existingSecret", [at("tls", {"existingSecret": "a", "certManager": {"issuer": "b"}})]),
     ("test.pool", [at("test.pool", "other")]),

@@ -3,6 +3,7 @@
 {{- define "tinkermesh.checks" -}}
 {{- include "tinkermesh.checkAuth" . -}}
 {{- include "tinkermesh.checkRedis" . -}}
+{{- include "tinkermesh.checkRedisTls" . -}}
 {{- include "tinkermesh.checkTls" . -}}
 {{- $pools := include "tinkermesh.pools" . | fromJson -}}
 {{- range $name, $pool := $pools -}}
@@ -40,6 +41,12 @@
 {{- define "tinkermesh.checkRedis" -}}
 {{- if and .Values.redis.externalUrl .Values.redis.existingSecret -}}
 {{- fail "redis.externalUrl: the Secret redis.existingSecret holds the url; set one of them" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tinkermesh.checkRedisTls" -}}
+{{- if and .Values.redis.tlsSecret (not (include "tinkermesh.externalRedis" .)) -}}
+{{- fail "redis.tlsSecret: the built-in Redis speaks no TLS; it is for redis.externalUrl and redis.existingSecret" -}}
 {{- end -}}
 {{- end -}}
 
