@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
 import threading
 import time
@@ -11,11 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from redis import Redis
+from tinkermesh.v1 import admin_pb2 as pb
 
 from services.local.mesh import LocalMesh
 from services.local.settings import LocalSettings
 from services.local.state import keyring
+from services.scheduler.store import keys
+from tests.doubles.admin import models, recovery
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.faults import write_rules
 from tests.doubles.mesh import DoubledMesh
@@ -83,6 +88,37 @@ class RunningMesh:
                     raise TimeoutError("Redis does not finish writing its new append-only file")
                 time.sleep(0.02)
 
+    def durable_every(self, steps: int) -> None:
+        """From now on durable points are due every `steps` optimizer steps (the setting DURABLE_EVERY_STEPS)."""
+        with Redis.from_url(self.redis_url, decode_responses=True) as redis:
+            redis.hset(keys.cell(self.pool), "durable_steps", str(steps))
+
+    @property
+    def pool(self) -> str:
+        with Redis.from_url(self.redis_url, decode_responses=True) as redis:
+            (name,) = redis.smembers(keys.POOLS)
+        return str(name)
+
+    def recovery(self) -> pb.Recovery:
+        """What recovery, durable points and paging have done so far."""
+        return recovery(self.mesh.addresses.schedulers[0], self.pool)
+
+    def models(self) -> list[pb.ModelReport]:
+        return models(self.mesh.addresses.schedulers[0])
+
+    def kill(self, name: str) -> None:
+        """SIGKILL; the supervisor starts it again."""
+
+        async def kill() -> None:
+            self.mesh.supervisor.child(name).kill(signal.SIGKILL)
+
+        self._call(kill())
+
+    def log_fields(self, name: str) -> list[dict[str, Any]]:
+        """Every line a service has logged so far."""
+        lines = self.mesh.supervisor.child(name).spec.log_file.read_text().splitlines()
+        return [msgspec.json.decode(line) for line in lines if line.startswith("{")]
+
     def delay_trainer(self, seconds: float) -> None:
         """Every unit of the trainer double takes that much longer."""
         rule: dict[str, object] = {"action": "delay_before", "times": 0, "seconds": seconds}
@@ -125,7 +161,10 @@ def doubled(slots: int) -> Iterator[RunningMesh]:
 
 
 @contextmanager
-def real(model: Path, model_name: str, *, sampler: bool) -> Iterator[RunningMesh]:
-    """The real trainer, and the real sampler if wanted, behind the same control plane."""
-    with running(LocalMesh, model=model, model_name=model_name, sampler=sampler) as mesh:
+def real(model: Path, model_name: str, *, sampler: bool, **options: Any) -> Iterator[RunningMesh]:
+    """The real trainer, and the real sampler if wanted, behind the same control plane.
+
+    `options`: further fields of LocalSettings.
+    """
+    with running(LocalMesh, model=model, model_name=model_name, sampler=sampler, **options) as mesh:
         yield mesh

@@ -30,13 +30,15 @@ class Driver:
         self._heartbeats: Heartbeats | None = None
         self._wakeups: Wakeups | None = None
 
-    async def open(self, base_model: str, vocabulary: int, models: int, tokens: int, datums: int = 1) -> None:
+    async def open(
+        self, base_model: str, vocabulary: int, models: int, tokens: int, datums: int = 1, rank: int = 8
+    ) -> None:
         """`models` sessions with one model each, in turns over the keys; every batch has its own tokens."""
         self._base_model = base_model
         for number in range(models):
             gateway = self._gateways[number % len(self._gateways)]
             batch = [datum(row) for row in draw(datums, tokens, vocabulary, seed=number)]
-            self._models.append(await open_model(gateway, base_model, batch))
+            self._models.append(await open_model(gateway, base_model, batch, rank))
 
     async def latency(self, operations: int) -> dict[str, list[float]]:
         """One client: milliseconds from the POST to the delivered result, and to the POST's own answer."""
@@ -69,6 +71,25 @@ class Driver:
             for model in self._models:
                 await _steps(model, count)
         return time.perf_counter() - started
+
+    async def turns(self, count: int) -> list[list[float]]:
+        """One model after the other does `count` steps; the seconds of each of them, by model."""
+        return [[await _seconds(model.step()) for _ in range(count)] for model in self._models]
+
+    async def solo(
+        self, base_model: str, vocabulary: int, tokens: int, number: int, steps: int, checkpoint: str
+    ) -> str:
+        """A twin of the `number`-th model of `open` does its steps without a pause; the path of its checkpoint."""
+        batch = [datum(row) for row in draw(1, tokens, vocabulary, seed=number)]
+        twin = await open_model(self._gateways[0], base_model, batch)
+        await _steps(twin, steps)
+        path = await twin.save(checkpoint)
+        await twin.finish()
+        return path
+
+    async def save(self, checkpoint: str) -> list[str]:
+        """The path of a checkpoint of every model."""
+        return [await model.save(checkpoint) for model in self._models]
 
     async def flood(self, model: int, requests: int, datums: int, tokens: int) -> list[str]:
         """Leaves `requests` batches of a model in its queue; answers their request ids."""
@@ -118,6 +139,12 @@ class Driver:
             await self._wakeups.close()
         for gateway in self._gateways:
             gateway.close()
+
+
+async def _seconds(work: Awaitable[object]) -> float:
+    started = time.perf_counter()
+    await work
+    return time.perf_counter() - started
 
 
 async def _steps(model: Model, count: int) -> None:

@@ -47,6 +47,13 @@ class Model:
         await self.gateway.result(first)
         await self.gateway.result(second)
 
+    async def save(self, name: str) -> str:
+        """The path of a checkpoint with moments. Raises Refused."""
+        body = {"model_id": self.model_id, "seq_id": self.take_seq(), "path": name, "type": "save_weights"}
+        answer = await self.gateway.result(await self.gateway.submit("save_weights", encode(body)))
+        path: str = decode(answer.body)["path"]
+        return path
+
     async def heartbeat(self) -> None:
         await self.gateway.call("session_heartbeat", {"session_id": self.session_id, "type": "session_heartbeat"})
 

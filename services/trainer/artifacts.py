@@ -147,7 +147,7 @@ class ArtifactWriter:
 
     def _publish(self, artifact: Artifact) -> pb.ArtifactOutcome:
         destination = artifact.destination
-        public = public_path(self._root, destination.directory)
+        public, started = public_path(self._root, destination.directory), time.perf_counter()
 
         def fill(directory: Path) -> None:
             checkpoint.write(directory, artifact.image, destination.meta, destination.term, self._origin)
@@ -155,6 +155,7 @@ class ArtifactWriter:
         version = publish(public, fill, destination.claim(), reached=self._reached, stage=self._fence.stage)
         size = sum(file.stat().st_size for file in version.iterdir())
         self._collect(public.parent)
+        _log_publication(destination, size, time.perf_counter() - started)
         return pb.ArtifactOutcome(
             unit_id=artifact.unit_id, version_directory=relative(self._root, version), size_bytes=size
         )
@@ -167,6 +168,11 @@ class ArtifactWriter:
             return
         if removed:
             log.info("removed %d superseded versions of %s", len(removed), parent)
+
+
+def _log_publication(destination: Destination, size: int, seconds: float) -> None:
+    fields = {"published": destination.directory, "bytes": size, "seconds": round(seconds, 4)}
+    log.info("published %s: %d bytes in %.3f s", destination.directory, size, seconds, extra={"fields": fields})
 
 
 def _contains(stored: dict[str, Any], mine: dict[str, Any]) -> bool:

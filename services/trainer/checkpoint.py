@@ -11,7 +11,6 @@ Images are whole (TP-independent), so a checkpoint loads under any tensor and da
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as serialize_tensors
 from tinkermesh.v1 import trainer_pb2 as pb
 
 from services.common.artifact_meta import decode_meta, encode_meta
@@ -30,6 +28,7 @@ from services.common.store import META_FILE, contained, is_durable
 from services.common.tinker_path import DURABLE, WEIGHTS
 from services.trainer.engine import Layout, SlotImage
 from services.trainer.peft_files import CONFIG_FILE, WEIGHTS_FILE, adapter_config
+from services.trainer.tensor_file import Written, checksum, write_tensors
 
 FORMAT_VERSION = 1
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -55,21 +54,21 @@ class Wanted:
 
 def write(directory: Path, image: SlotImage, meta: pb.ArtifactMeta, term: int, origin: Origin) -> None:
     """Fills an empty directory; meta.json comes last. Raises OSError."""
+    config = _json(adapter_config(image.layout, image.weights, meta.base_model))
+    (directory / CONFIG_FILE).write_bytes(config)
     files = {
-        CONFIG_FILE: _json(adapter_config(image.layout, image.weights, meta.base_model)),
-        WEIGHTS_FILE: serialize_tensors(_contiguous(image.weights), metadata={"format": "pt"}),
+        CONFIG_FILE: Written(len(config), checksum(config)),
+        WEIGHTS_FILE: write_tensors(directory / WEIGHTS_FILE, image.weights, {"format": "pt"}),
     }
     if image.exp_avg:
-        files[OPTIMIZER_FILE] = serialize_tensors(_contiguous(_moments(image)))
+        files[OPTIMIZER_FILE] = write_tensors(directory / OPTIMIZER_FILE, _moments(image))
     stored = encode_meta(meta) | {
         "format_version": FORMAT_VERSION,
         "optimizer_step": image.step,
         "topology": {"tensor_parallel": origin.tensor_parallel, "data_parallel": origin.data_parallel},
         "term": term,
-        "files": {name: {"bytes": len(data), "blake2b": _checksum(data)} for name, data in files.items()},
+        "files": {name: {"bytes": one.size, "blake2b": one.checksum} for name, one in files.items()},
     }
-    for name, data in files.items():
-        (directory / name).write_bytes(data)
     (directory / META_FILE).write_bytes(_json(stored))
 
 
@@ -95,16 +94,8 @@ def _moments(image: SlotImage) -> dict[str, torch.Tensor]:
     return {f"{kind}.{name}": tensor for kind, tensors in pairs for name, tensor in tensors.items()}
 
 
-def _contiguous(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
-
-
 def _json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, indent=1, sort_keys=True).encode()
-
-
-def _checksum(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
 def _shown(relative: str) -> str:
@@ -155,7 +146,7 @@ def _read_tensors(directory: Path, name: str, meta: dict[str, Any], file: str) -
         data = (directory / file).read_bytes()
     except OSError as error:
         raise InvalidInput(f"{name}: {file} cannot be read ({error.strerror}); the checkpoint is damaged") from error
-    if len(data) != expected.get("bytes") or _checksum(data) != expected.get("blake2b"):
+    if len(data) != expected.get("bytes") or checksum(data) != expected.get("blake2b"):
         raise InvalidInput(f"{name}: {file} does not match its checksum; the checkpoint is damaged")
     try:
         return dict(parse_tensors(data))

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.trainer import checkpoint
+from services.trainer.tensor_file import checksum
 
 
 def edit_meta(version: Path, **changes: object) -> None:
@@ -24,5 +24,5 @@ def rewrite(version: Path, file: str, change: Callable[[dict[str, torch.Tensor]]
     save_file(tensors, version / file)
     data = (version / file).read_bytes()
     files = json.loads((version / "meta.json").read_text())["files"]
-    files[file] = {"bytes": len(data), "blake2b": checkpoint._checksum(data)}
+    files[file] = {"bytes": len(data), "blake2b": checksum(data)}
     edit_meta(version, files=files)
