@@ -10,12 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from services.common.errors import ContractViolation
@@ -43,11 +41,18 @@ def write_tensors(
     names = sorted(tensors)
     digest, size = hashlib.blake2b(digest_size=CHECKSUM_BYTES), 0
     with path.open("wb") as file:
-        for part in (_header(names, tensors, metadata), *(_bytes(tensors[name]) for name in names)):
+        for part in _parts(names, tensors, metadata):
             digest.update(part)
-            file.write(part)
-            size += len(part)
+            size += file.write(part)
     return Written(size, digest.hexdigest())
+
+
+def _parts(
+    names: list[str], tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
+) -> Iterator[bytes | memoryview]:
+    yield _header(names, tensors, metadata)
+    for name in names:
+        yield _bytes(tensors[name])
 
 
 def _header(names: list[str], tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None) -> bytes:
@@ -65,6 +70,5 @@ def _header(names: list[str], tensors: Mapping[str, torch.Tensor], metadata: Map
     return struct.pack("<Q", len(text)) + text
 
 
-def _bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    flat: npt.NDArray[np.uint8] = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return flat
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().contiguous().reshape(-1).numpy().data.cast("B")

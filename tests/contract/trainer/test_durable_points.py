@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,18 @@ async def test_a_snapshot_cannot_be_a_durable_point(rig: Rig) -> None:
     unit = client.units.snapshot(0, "a")
     unit.snapshot.meta.kind = "durable"
     assert "meta.kind" in await client.refused(unit)
+
+
+async def test_the_log_says_how_large_it_is_and_how_long_it_took(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What benchmarks/durable_points.py and benchmarks/paging.py read."""
+    caplog.set_level(logging.INFO)
+    async with local_trainer(tmp_path) as (trainer, client):
+        await client.done(client.units.init(0))
+        version = await client.published(durable(client, 0, "1"))
+        files = (trainer.store / version).iterdir()
+    (told,) = [record.fields for record in caplog.records if "published" in getattr(record, "fields", {})]
+    assert told["published"] == f"durable/{MODEL}/1"
+    assert told["bytes"] == sum(file.stat().st_size for file in files)
+    assert 0 < told["seconds"] < 60
