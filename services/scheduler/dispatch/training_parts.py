@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -102,7 +102,8 @@ class TrainingParts:
         recovery_units = RecoveryUnits(self.reader, self.commands, units, self.pepper)
         ready = ReadyReader(self.redis, self.functions, self.commands)
         catalog = Registrar(CatalogStore(self.redis, self.functions), self.reader, self.artifacts)
-        return Parts(self.store, ready, self.commands, self.payloads, units, recovery_units, catalog, self.recovery)
+        limits = replace(self.recovery, paging=self.paging.on)
+        return Parts(self.store, ready, self.commands, self.payloads, units, recovery_units, catalog, limits)
 
     @property
     def tasks(self) -> list[LeaderTask]:

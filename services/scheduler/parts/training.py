@@ -43,5 +43,6 @@ def _limits(settings: Settings) -> RecoveryLimits:
     return RecoveryLimits(
         durable_every_steps=settings.durable_every_steps,
         durable_log_bytes=settings.durable_log_mib << 20,
+        durable_idle_ms=ms(settings.durable_idle_seconds),
         poison_deaths=settings.poison_deaths,
     )

@@ -235,7 +235,7 @@ def slots(pool: str) -> str:
 
 def cell(pool: str) -> str:
     """Hash: incarnation, of the trainer whose slots these are; token, of its last takeover; poison_deaths,
-    durable_steps, durable_bytes."""
+    durable_steps, durable_bytes, durable_idle_ms, paging."""
     return _pool(pool, "cell")
 
 

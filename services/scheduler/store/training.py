@@ -95,11 +95,15 @@ class Settlement(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryLimits:
-    """When a durable point is due, and how many deaths of the trainer make a command poison."""
+    """When a durable point is due (`durable_idle_ms` after a model's last unit; 0 = not by idleness), how many
+    deaths of the trainer make a command poison, and whether idle models give up their slots.
+    """
 
     durable_every_steps: int = 16
     durable_log_bytes: int = 256 << 20
+    durable_idle_ms: int = 60_000
     poison_deaths: int = 2
+    paging: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +222,8 @@ class TrainingStore:
         self, pool: str, term: int, incarnation: str, slots: int, limits: RecoveryLimits = DEFAULT_LIMITS
     ) -> int:
         """Makes the slots those of this incarnation; answers how many held slots were lost with another."""
-        due = (limits.poison_deaths, limits.durable_every_steps, limits.durable_log_bytes)
-        arguments = (term, self._retention, incarnation, slots, *due)
+        due = (limits.durable_every_steps, limits.durable_log_bytes, limits.durable_idle_ms)
+        arguments = (term, self._retention, incarnation, slots, limits.poison_deaths, *due, int(limits.paging))
         return int(await self._call("cell_adopt", [keys.pool_prefix(pool)], *arguments))
 
     async def repair(self, pool: str, term: int) -> int:

@@ -180,3 +180,22 @@ async def test_a_replay_that_comes_to_something_else_stops_its_model_alone_ADD_0
     assert ("a step that was taken is skipped" in message) is (what == "skip")
     assert await counter(mesh, "replay_mismatches_total") == 1
     await mesh.done(await mesh.step(other, 2))
+
+
+async def test_a_model_that_rests_is_covered_after_a_while(
+    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
+) -> None:
+    limits = RecoveryLimits(durable_idle_ms=300)
+    async with running_mesh(valkey.url, tmp_path, recovery=limits) as mesh:
+        model = await mesh.opened(new_session())
+        await rounds(mesh, model, [1])
+
+        async def covered() -> bool:
+            return await log_length(mesh, model) == 0
+
+        await mesh.until(covered)
+        assert not [name async for name in redis_client.scan_iter(match="tm:{p:double}:pay:*")]
+        assert await counter(mesh, "durables_total") == 1
+        await mesh.done(await mesh.batch(model, 3, [3]))  # an open window has no step yet: nothing to cover
+        await asyncio.sleep(0.6)
+        assert await counter(mesh, "durables_total") == 1

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from services.common.errors import InvalidInput
+from services.scheduler.core.seating import Paging
 from tests.contract.scheduler.requests import new_session
-from tests.contract.scheduler.rig import Mesh
+from tests.contract.scheduler.rig import Mesh, running_mesh
 from tests.contract.scheduler.test_training_failure import held_pass
+from tests.doubles.valkey import ValkeyProcess
 
 
 async def close(mesh: Mesh, session: str, *, settle: bool, reason: str = "lease expired") -> None:
@@ -47,14 +51,29 @@ async def test_unload_drops_the_open_window_ADD_09(mesh: Mesh) -> None:
     assert (await mesh.done(await mesh.step(fresh, 1))).optim_step.metrics["window_datums"] == 0
 
 
-async def test_unloading_a_model_that_waits_for_a_slot_fails_its_create(mesh: Mesh) -> None:
-    for _ in range(4):
+async def test_without_paging_unloading_a_model_that_waits_for_a_slot_fails_its_create(
+    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
+) -> None:
+    async with running_mesh(valkey.url, tmp_path, slots=1, paging=Paging(on=False)) as mesh:
         await mesh.opened(new_session())
-    session = new_session()
-    create = await mesh.create(session)
-    unload = await mesh.unload(f"{session}:train:0")
-    assert "unloaded by its client" in (await mesh.failed(create)).message
-    await mesh.done(unload)
+        session = new_session()
+        create = await mesh.create(session)
+        unload = await mesh.unload(f"{session}:train:0")
+        assert "unloaded by its client" in (await mesh.failed(create)).message
+        await mesh.done(unload)
+
+
+async def test_a_session_that_finishes_while_its_model_waits_for_a_slot_loses_nothing_accepted(
+    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
+) -> None:
+    async with running_mesh(valkey.url, tmp_path, slots=1, paging=Paging(on=True, idle_ms=300)) as mesh:
+        await mesh.opened(new_session())
+        session = new_session()
+        model = f"{session}:train:0"
+        create, batch, step = await mesh.create(session), await mesh.batch(model, 1), await mesh.step(model, 2)
+        await close(mesh, session, settle=True, reason="finished")
+        for request in (create, batch, step):
+            await mesh.done(request)
 
 
 async def test_unloading_during_the_create_runs_after_it(mesh: Mesh) -> None:

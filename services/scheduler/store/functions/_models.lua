@@ -147,7 +147,9 @@ local function advance(context, id)
   end
 end
 
-local function every_slot_taken(context)
+-- With paging somebody gives up a slot in a moment.
+local function waits_in_vain(context)
+  if redis.call('HGET', context.prefix .. ':cell', 'paging') == '1' then return false end
   local holders = redis.call('HVALS', context.prefix .. ':slots')
   for _, holder in ipairs(holders) do
     if holder == '' then return false end
@@ -161,7 +163,7 @@ local function end_model(context, id, reason)
   local row = model_row(context, id)
   local state, ending, inflight = unpack(redis.call('HMGET', row, 'state', 'ending', 'inflight'))
   if not state or state == 'closed' or ending == '1' then return end
-  if state == 'creating' and tonumber(inflight or 0) == 0 and every_slot_taken(context) then
+  if state == 'creating' and tonumber(inflight or 0) == 0 and waits_in_vain(context) then
     close_model(context, id, USER, reason)
     return
   end

@@ -16,12 +16,14 @@ local function restore_text(context, id)
 end
 
 local function settings_of(context)
-  local steps, bytes, deaths = unpack(redis.call('HMGET', context.prefix .. ':cell', 'durable_steps', 'durable_bytes',
-    'poison_deaths'))
-  return { steps = tonumber(steps or 16), bytes = tonumber(bytes or 268435456), deaths = tonumber(deaths or 2) }
+  local steps, bytes, idle, deaths = unpack(redis.call('HMGET', context.prefix .. ':cell', 'durable_steps',
+    'durable_bytes', 'durable_idle_ms', 'poison_deaths'))
+  return { steps = tonumber(steps or 16), bytes = tonumber(bytes or 268435456), idle = tonumber(idle or 60000),
+    deaths = tonumber(deaths or 2) }
 end
 
--- Whether a durable point is due. It covers the log up to the last step or load: before one it would cover nothing.
+-- When a durable point is due, if ever. It covers the log up to the last step or load: before one it would
+-- cover nothing. A model that rests is covered after a while, so that its payloads go.
 local function note_durable(context, id)
   local fields = redis.call('HMGET', model_row(context, id), 'phase', 'steps_since', 'log_bytes', 'base_pos', 'barrier_pos',
     'durable_soon', 'durable_after', 'base')
@@ -30,13 +32,15 @@ local function note_durable(context, id)
     redis.call('ZREM', key, id)
     return
   end
-  local settings = settings_of(context)
-  local due = fields[6] == '1'
-  if tonumber(fields[5] or 0) > tonumber(fields[4] or 0) then
-    due = due or tonumber(fields[2] or 0) >= settings.steps or tonumber(fields[3] or 0) >= settings.bytes
+  local settings, due = settings_of(context), nil
+  local uncovered = tonumber(fields[5] or 0) > tonumber(fields[4] or 0)
+  if fields[6] == '1' or (uncovered and (tonumber(fields[2] or 0) >= settings.steps or tonumber(fields[3] or 0) >= settings.bytes)) then
+    due = tonumber(fields[7] or 0)
+  elseif uncovered and settings.idle > 0 then
+    due = math.max(context.now + settings.idle, tonumber(fields[7] or 0))
   end
   if due then
-    redis.call('ZADD', key, fields[7] or '0', id)
+    redis.call('ZADD', key, int(due), id)
   else
     redis.call('ZREM', key, id)
   end

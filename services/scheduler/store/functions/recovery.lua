@@ -146,8 +146,8 @@ register('takeover_token', function(keys, args)
   return int(token)
 end)
 
--- args: term, retention_ms, incarnation, slots, poison deaths, steps and bytes that make a durable point
--- due. Makes the pool's slots those of this trainer. With another incarnation than before everything the
+-- args: term, retention_ms, incarnation, slots, poison deaths, steps, bytes and idle ms that make a durable
+-- point due, 1 = paging. Makes the pool's slots those of this trainer. With another incarnation than before everything the
 -- old one held is gone: its models lose their seats, what it was running waits again. Repeatable. Answers
 -- how many held slots were lost.
 register('cell_adopt', function(keys, args)
@@ -156,7 +156,8 @@ register('cell_adopt', function(keys, args)
   local context = begin(keys[1], args[2])
   local cell, slots, lost = context.prefix .. ':cell', context.prefix .. ':slots', 0
   local known = redis.call('HGET', cell, 'incarnation')
-  redis.call('HSET', cell, 'poison_deaths', args[5], 'durable_steps', args[6], 'durable_bytes', args[7])
+  redis.call('HSET', cell, 'poison_deaths', args[5], 'durable_steps', args[6], 'durable_bytes', args[7],
+    'durable_idle_ms', args[8], 'paging', args[9])
   if known and known ~= args[3] then
     supersede(context, known)
     lost = lose_trainer(context)
