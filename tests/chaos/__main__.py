@@ -22,6 +22,8 @@ from tests.chaos.history import KINDS, make
 from tests.chaos.shard import Shard
 from tests.chaos.summary import summary
 
+SLOTS = (8, 3, 2)  # with few of them models are paged
+
 
 def main() -> int:
     options = _options()
@@ -45,6 +47,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--seed", type=int, nargs="+", help="these alone")
     parser.add_argument("--shards", type=int, default=3, help="meshes at a time")
+    parser.add_argument("--slots", type=int, help="of every trainer; by default 8, 3 and 2, mesh by mesh")
     parser.add_argument("--victims", default=",".join(KINDS), help="kinds of processes that die")
     parser.add_argument("--calm", action="store_true", help="nothing dies")
     parser.add_argument("--out", type=Path, default=Path("out/chaos"))
@@ -70,14 +73,17 @@ def _work(options: argparse.Namespace) -> int:
     mine = sorted(_seeds(options) - done)[options.worker :: options.shards]
     histories = [make(seed, tuple(options.victims.split(","))) for seed in mine]
     histories = [one.calm() for one in histories] if options.calm else histories
-    shard = Shard(options.out / f"mesh-{options.worker}", options.out / "violations")
+    slots = options.slots or SLOTS[options.worker % len(SLOTS)]
+    shard = Shard(options.out / f"mesh-{options.worker}", options.out / "violations", slots)
     found = 0
     for verdict in shard.run(histories):
         with (options.out / f"results-{options.worker}.jsonl").open("a") as file:
             file.write(verdict.line() + "\n")
         found += bool(verdict.violations)
         mark = "VIOLATION" if verdict.violations else "ok"
-        print(f"seed {verdict.seed}: {mark}, {verdict.commands} commands, {verdict.seconds} s", flush=True)
+        print(
+            f"seed {verdict.seed}: {mark}, {verdict.commands} commands, {slots} slots, {verdict.seconds} s", flush=True
+        )
         for text in verdict.violations:
             print(f"    {text[:400]}", flush=True)
     return 1 if found else 0

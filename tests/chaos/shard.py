@@ -32,6 +32,7 @@ class Verdict:
     violations: list[str]
     seconds: float
     commands: int
+    slots: int = 0
     faults: list[dict[str, Any]] = field(default_factory=list)
     answers: dict[str, int] = field(default_factory=dict)
     models: list[str] = field(default_factory=list)
@@ -65,9 +66,9 @@ async def play(mesh: ChaosMesh, history: History) -> Verdict:
         found,
         round(time.monotonic() - began, 2),
         sum(len(model.commands) for model in player.run.models),
-        [{**_short(one.fault), "where": one.where} for one in storm.happened],
-        _by_status(player.run.seen.answers),
-        [model.model_id for model in player.run.models],
+        faults=[{**_short(one.fault), "where": one.where} for one in storm.happened],
+        answers=_by_status(player.run.seen.answers),
+        models=[model.model_id for model in player.run.models],
     )
 
 
@@ -92,10 +93,10 @@ def _by_status(answers: Counter[str]) -> dict[str, int]:
 class Shard:
     """`directory`: a mesh's state at a time. What violated is kept under `evidence`."""
 
-    def __init__(self, directory: Path, evidence: Path, **mesh_options: Any) -> None:
+    def __init__(self, directory: Path, evidence: Path, slots: int) -> None:
         self._directory = directory
         self._evidence = evidence
-        self._mesh_options = mesh_options
+        self._slots = slots
 
     def run(self, histories: list[History]) -> Iterator[Verdict]:
         waiting = list(histories)
@@ -110,6 +111,7 @@ class Shard:
                 break
             history = waiting.pop(0)
             verdict = asyncio.run(play(mesh, history))
+            verdict.slots = self._slots
             models += verdict.models
             last = not waiting or len(models) >= 4 * HISTORIES_PER_MESH
             if last and not verdict.violations:
@@ -124,7 +126,7 @@ class Shard:
     def _mesh(self) -> Iterator[ChaosMesh]:
         shutil.rmtree(self._directory, ignore_errors=True)
         self._directory.parent.mkdir(parents=True, exist_ok=True)
-        with ChaosMesh(self._directory, **self._mesh_options) as mesh:
+        with ChaosMesh(self._directory, trainer_options=["--slots", str(self._slots)]) as mesh:
             yield mesh
 
     def _keep(self, mesh: ChaosMesh, seed: int) -> None:
