@@ -11,7 +11,7 @@ from typing import Any
 from services.local.child import State
 from tests.chaos import points
 from tests.chaos.history import PROCESSES, Fault, History
-from tests.chaos.mesh import ChaosMesh
+from tests.chaos.mesh import Killable
 
 POLL_SECONDS = 0.05
 UP_SECONDS = 60.0
@@ -27,7 +27,7 @@ class Happened:
 
 @dataclass(slots=True)
 class Storm:
-    mesh: ChaosMesh
+    mesh: Killable
     history: History
     happened: list[Happened] = field(default_factory=list)
     _stopped: dict[str, float] = field(default_factory=dict)  # process or pid -> when to go on
@@ -90,7 +90,7 @@ class Storm:
                 del self._stopped[who]
 
 
-async def everything_up(mesh: ChaosMesh) -> list[str]:
+async def everything_up(mesh: Killable) -> list[str]:
     """Waits until every process is ready again; names those that are not in time."""
     deadline = time.monotonic() + UP_SECONDS
     while waiting := [c.spec.name for c in mesh.mesh.supervisor.children if c.state is not State.READY or not c.pid]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ from typing import Any
 from redis import Redis
 
 from services.local import supervisor
+from services.local.mesh import LocalMesh
+from services.local.settings import LocalSettings
 from services.local.spec import ChildSpec
 from services.local.state import keyring
 from tests.chaos import launcher, points
-from tests.doubles.fake_trainer import BASE_MODEL
-from tests.doubles.mesh import DoubledMesh, RunningMesh, free_ports_settings
+from tests.doubles.fake_trainer import BASE_MODEL, POOL
+from tests.doubles.mesh import DoubledMesh, RealMesh, RunningMesh, free_ports_settings
 from tests.doubles.valkey import free_port
 
 KEEP_ROWS_MS = 30_000
@@ -52,19 +54,14 @@ def never_give_up() -> None:
     supervisor.BACKOFF_SECONDS = (0.05,)
 
 
-class ChaosMesh(RunningMesh):
-    """Two gateways (one on the shared socket, one on a port of its own), two schedulers, one of each engine."""
+class Killable(RunningMesh):
+    """What every mesh of this harness can: tenants, arms, signals."""
 
-    def __init__(
-        self, directory: Path, *, variables: dict[str, str] | None = None, trainer_options: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, settings: LocalSettings, make: Callable[[], LocalMesh]) -> None:
         never_give_up()
-        self.arms = directory / "chaos"
+        self.arms = settings.state_dir / "chaos"
         self.arms.mkdir(parents=True)
-        settings = free_ports_settings(directory, Path("unused"), BASE_MODEL, gateways=2, schedulers=2)
-        self._separate = [f"{settings.host}:{free_port()}"]
-        chosen = {**VARIABLES, **(variables or {})}
-        super().__init__(lambda: LaunchedMesh(settings, chosen, trainer_options, self._separate))
+        super().__init__(make)
         self.keys = [self._tenant(number) for number in range(TENANTS)]
 
     def _tenant(self, number: int) -> str:
@@ -74,7 +71,7 @@ class ChaosMesh(RunningMesh):
 
     @property
     def gateway_urls(self) -> list[str]:
-        return [self.base_url, *(f"http://{address}" for address in self._separate)]
+        return [self.base_url]
 
     @property
     def redis(self) -> Redis:
@@ -100,3 +97,36 @@ class ChaosMesh(RunningMesh):
     def disarm(self) -> None:
         for name in self.names(""):
             points.arm(self.arms, name, [])
+
+
+class ChaosMesh(Killable):
+    """Two gateways (one on the shared socket, one on a port of its own), two schedulers, one double of each engine."""
+
+    def __init__(
+        self, directory: Path, *, variables: dict[str, str] | None = None, trainer_options: Sequence[str] = ()
+    ) -> None:
+        settings = free_ports_settings(directory, Path("unused"), BASE_MODEL, gateways=2, schedulers=2)
+        self._separate = [f"{settings.host}:{free_port()}"]
+        chosen = {**VARIABLES, **(variables or {})}
+        super().__init__(settings, lambda: LaunchedMesh(settings, chosen, trainer_options, self._separate))
+
+    @property
+    def gateway_urls(self) -> list[str]:
+        return [self.base_url, *(f"http://{address}" for address in self._separate)]
+
+
+class LaunchedRealMesh(RealMesh):
+    """RealMesh whose services have points."""
+
+    def specs(self) -> Sequence[ChildSpec]:
+        return [launched(spec, self.settings.state_dir / "chaos") for spec in super().specs()]
+
+
+class RealChaosMesh(Killable):
+    """The real trainer on `model`, in a pool of the double's name; no sampler."""
+
+    def __init__(self, directory: Path, model: Path) -> None:
+        chosen = {"threads": 1, "max_rank": 16, "slots": 4, "sampler": False, "schedulers": 2}
+        settings = free_ports_settings(directory, model, BASE_MODEL, **chosen)
+        variables = {**VARIABLES, "TINKERMESH_TRAINER_POOL": POOL}
+        super().__init__(settings, lambda: LaunchedRealMesh(settings, variables))

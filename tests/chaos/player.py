@@ -174,6 +174,8 @@ class Player:
     async def _sample(self, model: ModelRun, done: Done) -> None:
         await self._outcome(model, done)
         told = json.loads(done.body)
+        if not done.command.samples:
+            return
         sampler = told.get("sampling_session_id") or await self._sampler(model, told)
         for number in range(done.command.samples):
             seed = done.command.seed % 1_000_003 + number
