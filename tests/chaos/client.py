@@ -58,7 +58,7 @@ class RetryingClient:
 
         Raises ClientSaw.
         """
-        key = f"stainless-python-retry-{uuid.UUID(int=self._rng.getrandbits(128))}"
+        key = f"stainless-python-retry-{uuid.uuid4()}"  # not of the seed: that may be played twice on one mesh
         answer = await self._until(path, body, RETRIED_POST, ACCEPT_SECONDS, expect, **{"x-idempotency-key": key})
         if again:
             repeated = await self._until(path, body, RETRIED_POST, ACCEPT_SECONDS, expect, **{"x-idempotency-key": key})

@@ -26,6 +26,9 @@ TERM_LEASE_SECONDS = 2.0
 VARIABLES = {
     "TINKERMESH_SCHEDULER_TERM_LEASE_SECONDS": str(TERM_LEASE_SECONDS),
     "TINKERMESH_GATEWAY_LONG_POLL_SECONDS": "2",
+    # Kills at random hit a command again and again: none of them is poison for that.
+    "TINKERMESH_SCHEDULER_POISON_DEATHS": "1000",
+    "TINKERMESH_SCHEDULER_DURABLE_EVERY_STEPS": "3",
     launcher.KEEP_ROWS: str(KEEP_ROWS_MS),
 }
 TENANTS = 8
