@@ -20,7 +20,7 @@ from tests.doubles.scenario import start_scenario
 from tests.doubles.scenario_checks import check_scenario
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(280)]
-SERVICES = ("gateway-0", "gateway-1", "scheduler-0", "scheduler-1", "sampler")
+SERVICES = ("gateway-0", "gateway-1", "scheduler-0", "scheduler-1", "trainer", "sampler")
 CLIENTS = 2
 
 
