@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from services.common.errors import Unavailable
 from services.scheduler.core.view import Clock
 from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
@@ -202,8 +203,10 @@ class TrainingStore:
         return str(answer.decode())
 
     async def artifact_done(self, pool: str, term: int, key: str, result: bytes, path: str) -> None:
+        """Raises Unavailable while an earlier save of the same artifact has not settled."""
         arguments = (term, self._retention, key, "done", result, 0, path)
-        await self._call("artifact_settle", [keys.pool_prefix(pool)], *arguments)
+        if await self._call("artifact_settle", [keys.pool_prefix(pool)], *arguments) == b"later":
+            raise Unavailable(f"an earlier save as {path} has not settled")
 
     async def artifact_failed(self, pool: str, term: int, key: str, category: int, message: str) -> None:
         arguments = (term, self._retention, key, "failed", message, category, "")

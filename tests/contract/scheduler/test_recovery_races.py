@@ -183,7 +183,7 @@ async def test_the_count_of_rejected_requests_of_a_window_survives_a_death_FAIL_
 async def test_payloads_in_the_store_and_expired_results_do_not_keep_a_model_from_coming_back_GAP_02_GAP_11(
     valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payloads, "REDIS_LIMIT_BYTES", 64)
+    monkeypatch.setitem(payloads.PayloadStore.__init__.__kwdefaults__, "redis_limit", 64)
     async with running_mesh(valkey.url, tmp_path, retention_seconds=1.0) as mesh:
         calm = await undisturbed(mesh, [1, 2])
         model = await mesh.opened(new_session())
@@ -262,10 +262,10 @@ async def test_a_source_deleted_after_recovery_is_needed_no_more_GAP_02(mesh: Me
     hold = mesh.trainer.faults.add("hold_before", "publish", times=0)
     loaded = (await mesh.done(await create_from(mesh, path))).model.model_id
 
-    async def capturing() -> bool:
-        return bool(await cast("Any", mesh.redis.hexists(keys.durables_running(POOL), loaded)))
+    async def captured() -> bool:
+        return await fields(mesh, loaded, "durable_covers") == ["0"]
 
-    await mesh.until(capturing)
+    await mesh.until(captured)
     old = await kill_trainer(mesh)
     await mesh.done(await mesh.batch(loaded, 1))
     old.faults.remove(hold)

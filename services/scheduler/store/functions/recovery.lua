@@ -12,11 +12,7 @@ local function wait_again(context, id)
   redis.call('HSET', model_row(context, id), 'slot', '', 'touched', '', 'inflight', '0')
   redis.call('HSET', request_row(context, key), 'state', 'queued', 'issued', '0', 'flying', '0')
   redis.call('ZADD', context.prefix .. ':creates', redis.call('HGET', request_row(context, key), 'arrival'), id)
-  if redis.call('HGET', model_row(context, id), 'ending') == '1' then
-    local found = redis.call('HMGET', model_row(context, id), 'reason_category', 'reason')
-    redis.call('HSET', model_row(context, id), 'doomed', '')
-    close_model(context, id, tonumber(found[1]), found[2])
-  end
+  if redis.call('HGET', model_row(context, id), 'doomed') == '1' then close_model(context, id, SERVER, '') end
 end
 
 local function lose_model(context, id)
@@ -65,6 +61,8 @@ local function take_back(context, item, deaths)
   redis.call('HSET', model, 'inflight', '0')
   if item.x == 'seat' or item.x == 'replay' then
     deaths.models[item.m] = true
+  elseif item.x == 'durable' then
+    act.durable_failed(context, item)  -- a capture that stops the trainer must not do so at every start
   elseif item.k then
     local row = request_row(context, item.k)
     redis.call('HINCRBY', row, 'issued', -item.n)
@@ -110,6 +108,9 @@ end
 local function lose_trainer(context)
   local deaths, lost = { commands = {}, models = {} }, 0
   for _, unit in ipairs(redis.call('SMEMBERS', context.prefix .. ':units')) do lose_unit(context, unit, deaths) end
+  for _, id in ipairs(redis.call('HKEYS', context.prefix .. ':durables_running')) do
+    redis.call('HSET', model_row(context, id), 'durable_soon', '1')  -- why it was due holds still
+  end
   redis.call('DEL', context.prefix .. ':units', context.prefix .. ':durables_running')
   local flat = redis.call('HGETALL', context.prefix .. ':slots')
   for index = 1, #flat, 2 do

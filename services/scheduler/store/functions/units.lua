@@ -273,8 +273,19 @@ register('unit_settle', function(keys, args)
   return 'OK'
 end)
 
+-- Whether an earlier save of the same artifact has not settled: a death now would publish it once more.
+local function follows_another(context, key, model, op)
+  local seq, name = unpack(redis.call('HMGET', request_row(context, key), 'seq', 'artifact'))
+  for _, other in ipairs(redis.call('SMEMBERS', context.prefix .. ':capturing')) do
+    local row = redis.call('HMGET', request_row(context, other), 'parent', 'op', 'artifact', 'seq')
+    if row[1] == model and row[2] == op and row[3] == name and decimal_less(row[4] or '', seq) then return true end
+  end
+  return false
+end
+
 -- args: term, retention_ms, request key, action (done | failed), data, category, checkpoint path. The
--- artifact a save captured is published, or has failed.
+-- artifact a save captured is published, or has failed. Answers OK, settled, or later: an earlier save of the
+-- same artifact settles first.
 register('artifact_settle', function(keys, args)
   local stale = stale_term(keys[1], args[1])
   if stale then return stale end
@@ -284,6 +295,7 @@ register('artifact_settle', function(keys, args)
     redis.call('SREM', context.prefix .. ':capturing', key)
     return 'settled'
   end
+  if args[4] == 'done' and follows_another(context, key, model, op) then return 'later' end
   capture_over(context, key)
   if args[4] == 'done' then
     settle_row(context, key, 'done', args[5])
