@@ -33,11 +33,11 @@ def recovery_settlements(prepared: Prepared, outcome: Outcome) -> list[Settlemen
     return _slots(prepared, header)
 
 
-def _failed(prepared: Prepared, message: str) -> list[Settlement]:
+def _failed(prepared: Prepared, message: str, cause: str = "") -> list[Settlement]:
     if prepared.items[0].x == "durable":
         return [Settlement("durable_failed", message)]
     shared = "shared" if len({item.m for item in prepared.items}) > 1 else ""
-    return [Settlement("seat_failed", message, shared) for _ in prepared.items]
+    return [Settlement("seat_failed", message, shared, cause) for _ in prepared.items]
 
 
 def _refused(prepared: Prepared, header: pb.UnitOutcome) -> list[Settlement]:
@@ -45,7 +45,7 @@ def _refused(prepared: Prepared, header: pb.UnitOutcome) -> list[Settlement]:
     item, failed = prepared.items[0], header.failure
     if item.x == "replay" and item.o in _SAVES:
         return [Settlement("resave_failed", failed.message, str(USER if failed.category == USER else SERVER))]
-    return _failed(prepared, failed.message)
+    return _failed(prepared, failed.message, "user" if failed.category == USER else "")
 
 
 def _passes(prepared: Prepared, outcome: Outcome) -> list[Settlement]:
@@ -88,7 +88,7 @@ def _slot_item(item: UnitItem, report: SlotReport) -> Settlement:
             else Settlement("durable_failed", report.fault.message)
         )
     if report.fault is not None:
-        return Settlement("seat_failed", report.fault.message)
+        return Settlement("seat_failed", report.fault.message, "", "user" if report.fault.user else "")
     if item.x == "seat":
         return Settlement("seated", b"", str(report.load_number))
     if item.o in _SAVES:

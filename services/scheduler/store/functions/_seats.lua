@@ -6,7 +6,10 @@
 -- Admission never looks at it. Only the holder of the lease moves it, by units settled as a whole.
 
 local RETRY_MS = 30000
-local MAX_FAULTS = 3
+-- How often a model's restoring may fail in turn, by cause, and how long it then waits: the store may be away
+-- for a while, but what it certainly does not have will not come.
+local MAX_FAULTS = { user = 3, server = 5 }
+local FIRST_WAIT_MS = 500
 
 -- What ends a model's recovery names the way back.
 local function restore_text(context, id)
@@ -57,7 +60,7 @@ end
 
 local function go_live(context, id)
   redis.call('HSET', model_row(context, id), 'phase', 'live', 'seated_ms', int(context.now), 'replay_deaths', '0',
-    'replay_faults', '0', 'replay_alone', '')
+    'replay_faults', '0', 'replay_alone', '', 'seat_after', '0')
   leave_indexes(context, id)
   note_durable(context, id)
   redis.call('HINCRBY', context.prefix .. ':counters', 'seated_total', 1)
@@ -83,17 +86,21 @@ local function replayed_to(context, id, applied)
   if applied == log_end then go_live(context, id) end
 end
 
--- The seat cannot be trusted: the slot is cleaned and filled anew. After MAX_FAULTS times the model ends.
-local function seat_failed(context, id, message, shared)
+-- The seat cannot be trusted: the slot is cleaned and filled anew, after a wait four times as long each time.
+local function seat_failed(context, id, message, shared, cause)
   local row = model_row(context, id)
   local phase = redis.call('HGET', row, 'phase')
   if phase ~= 'seating' and phase ~= 'replaying' then return end
   redis.call('HINCRBY', context.prefix .. ':counters', 'replay_faults_total', 1)
   if shared then
     redis.call('HSET', row, 'replay_alone', '1')
-  elseif redis.call('HINCRBY', row, 'replay_faults', 1) >= MAX_FAULTS then
-    close_model(context, id, SERVER, 'recovery failed: ' .. message .. restore_text(context, id))
-    return
+  else
+    local faults = redis.call('HINCRBY', row, 'replay_faults', 1)
+    if faults >= MAX_FAULTS[cause] then
+      close_model(context, id, SERVER, 'recovery failed: ' .. message .. restore_text(context, id))
+      return
+    end
+    redis.call('HSET', row, 'seat_after', int(context.now + FIRST_WAIT_MS * 4 ^ (faults - 1)))
   end
   if redis.call('HGET', row, 'slot') ~= '' then release_slot(context, id) end
   unseat(context, id, int(context.now))
@@ -131,9 +138,9 @@ function act.resave_failed(context, item, message, category)
   act.replayed(context, item)
 end
 
--- a: shared, when other models ran in the same unit.
-function act.seat_failed(context, item, message, shared)
-  seat_failed(context, item.m, message, shared == 'shared')
+-- a: shared, when other models ran in the same unit. b: user, when what it takes is not as it should be.
+function act.seat_failed(context, item, message, shared, cause)
+  seat_failed(context, item.m, message, shared == 'shared', cause == 'user' and 'user' or 'server')
 end
 
 -- The replay came to another outcome than the one recorded (ADD-05).

@@ -196,7 +196,7 @@ register('train_seat_failed', function(keys, args)
   local phase, inflight = unpack(redis.call('HMGET', model_row(context, id), 'phase', 'inflight'))
   if (phase ~= 'unseated' and phase ~= 'replaying') or inflight ~= '0' then return 'stale' end
   redis.call('HSET', model_row(context, id), 'phase', 'replaying')
-  seat_failed(context, id, args[4], false)
+  seat_failed(context, id, args[4], false, 'user')
   finish(context)
   return 'OK'
 end)

@@ -75,8 +75,11 @@ local function seated_view(prefix, slots)
   return found
 end
 
-local function seek_view(prefix, id, since)
-  return { id, since, redis.call('HGET', prefix .. ':model:' .. id, 'home') or '' }
+-- nil while its last seat failed a moment ago.
+local function seek_view(prefix, id, since, now)
+  local home, after = unpack(redis.call('HMGET', prefix .. ':model:' .. id, 'home', 'seat_after'))
+  if tonumber(after or 0) > now then return nil end
+  return { id, since, home or '' }
 end
 
 local SEEKERS = 16
@@ -88,14 +91,14 @@ local function recovery_view(prefix, slots, free, now)
     table.insert(recovering, recovering_view(prefix, id))
   end
   local flat = redis.call('ZRANGE', prefix .. ':seekers', 0, SEEKERS - 1, 'WITHSCORES')
-  for index = 1, #flat, 2 do table.insert(seekers, seek_view(prefix, flat[index], flat[index + 1])) end
+  for index = 1, #flat, 2 do table.insert(seekers, seek_view(prefix, flat[index], flat[index + 1], now)) end
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. ':durables', '-inf', int(now), 'LIMIT', 0, 1)) do
     local slot, load_number = unpack(redis.call('HMGET', prefix .. ':model:' .. id, 'slot', 'load_number'))
     table.insert(due, { id, slot, load_number })
   end
   if free > 0 then
-    for _, id in ipairs(redis.call('ZREVRANGEBYSCORE', prefix .. ':unseated', '+inf', '(0', 'LIMIT', 0, 1)) do
-      table.insert(lost, seek_view(prefix, id, '0'))
+    for _, id in ipairs(redis.call('ZREVRANGEBYSCORE', prefix .. ':unseated', '+inf', '(0', 'LIMIT', 0, SEEKERS)) do
+      if #lost == 0 then table.insert(lost, seek_view(prefix, id, '0', now)) end
     end
   end
   for _, id in ipairs(redis.call('ZRANGE', prefix .. ':creates', 0, 0)) do
