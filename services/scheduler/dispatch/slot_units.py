@@ -85,7 +85,7 @@ class SlotUnits:
         body = stored.command.save_for_sampler
         if body.name:
             check_name(body.name, "path")
-        return await self.store.snapshot_name(pool, unit.term, stored.model_id, body.name)
+        return await self.store.snapshot_name(pool, unit.term, stored.model_id, body.name, stored.key)
 
     async def save_again(self, pool: str, unit: pb.Unit, slot: int, load_number: int, stored: StoredCommand) -> None:
         """A save that was captured and not published, under the name it got then."""

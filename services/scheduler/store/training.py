@@ -197,9 +197,9 @@ class TrainingStore:
         """Nothing is waiting: the turns of tenants begin anew."""
         await self._call("clock_reset", [keys.pool_prefix(pool)], term)
 
-    async def snapshot_name(self, pool: str, term: int, model_id: str, name: str) -> str:
-        """`name`, remembered as taken, or the model's next free number."""
-        answer = await self._call("snapshot_name", [keys.pool_prefix(pool)], term, model_id, name)
+    async def snapshot_name(self, pool: str, term: int, model_id: str, name: str, key: str) -> str:
+        """`name`, remembered as taken, or the model's next free number: the same whenever request `key` asks."""
+        answer = await self._call("snapshot_name", [keys.pool_prefix(pool)], term, model_id, name, key)
         return str(answer.decode())
 
     async def artifact_done(self, pool: str, term: int, key: str, result: bytes, path: str) -> None:

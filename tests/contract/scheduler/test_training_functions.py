@@ -112,7 +112,7 @@ async def test_a_former_term_writes_nothing_GAP_03(bench: Bench) -> None:
         bench.issue("u9", item("o", 0, 1, "optim_step"), term=old),
         bench.settle("u1", Settlement("part"), term=old),
         bench.store.refuse(POOL, old, "o", "no"),
-        bench.store.snapshot_name(POOL, old, MODEL, ""),
+        bench.store.snapshot_name(POOL, old, MODEL, "", "b"),
         bench.store.artifact_failed(POOL, old, "b", 2, "no"),
         bench.store.expire_gaps(POOL, old, 0),
         bench.store.repair(POOL, old),

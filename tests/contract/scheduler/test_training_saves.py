@@ -12,6 +12,7 @@ from services.common.store import resolve
 from services.common.tinker_path import TinkerPath, parse_tinker_path
 from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.functions import Functions
+from tests.contract.scheduler.recovering import busy, kill_trainer
 from tests.contract.scheduler.requests import LAYOUT, TENANT, new_session
 from tests.contract.scheduler.rig import Mesh
 
@@ -107,6 +108,17 @@ async def test_a_failed_export_burns_its_number_SNAP_02(mesh: Mesh) -> None:
     model = await mesh.opened(new_session())
     mesh.trainer.faults.add("fail", "snapshot")
     await mesh.failed(await snapshot(mesh, model, 1))
+    assert (await mesh.done(await snapshot(mesh, model, 2))).save.path.endswith("/2")
+
+
+async def test_a_snapshot_that_runs_again_keeps_its_number_SNAP_02(mesh: Mesh) -> None:
+    """Else what its first run may have published would lie there for ever, under a name nobody was told."""
+    model = await mesh.opened(new_session())
+    mesh.trainer.faults.add("hold_after", "snapshot")
+    request = await snapshot(mesh, model, 1)
+    await mesh.until(lambda: busy(mesh))
+    await kill_trainer(mesh)
+    assert (await mesh.done(request)).save.path.endswith("/1")
     assert (await mesh.done(await snapshot(mesh, model, 2))).save.path.endswith("/2")
 
 

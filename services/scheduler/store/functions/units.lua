@@ -309,19 +309,23 @@ register('artifact_settle', function(keys, args)
   return 'OK'
 end)
 
--- args: term, model, name ("" = unnamed). The name a snapshot gets: a given one is remembered, an
--- unnamed one gets the model's next number that no named save took; numbers are never used twice.
+-- args: term, model, name ("" = unnamed), request key. The name a snapshot gets: a given one is remembered,
+-- an unnamed one gets the model's next number that no named save took; numbers are never used twice. A request
+-- that runs again keeps its number.
 register('snapshot_name', function(keys, args)
   local stale = stale_term(keys[1], args[1])
   if stale then return stale end
-  local names, name = keys[1] .. ':names:' .. args[2], args[3]
+  local names, name, row = keys[1] .. ':names:' .. args[2], args[3], row_key(keys[1], args[4])
   if name ~= '' then
     redis.call('SADD', names, name)
     return name
   end
+  local given = redis.call('HGET', row, 'artifact')
+  if given and given ~= '' then return given end
   repeat
     name = int(redis.call('HINCRBY', keys[1] .. ':model:' .. args[2], 'snapshots', 1))
   until redis.call('SISMEMBER', names, name) == 0
+  redis.call('HSET', row, 'artifact', name)
   return name
 end)
 
