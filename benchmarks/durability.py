@@ -18,7 +18,7 @@ Taken = dict[str, list[float]]
 
 
 def run(quick: bool) -> list[Figure]:
-    repetitions, seconds, operations = (2, 1.5, 30) if quick else (5, 4.0, 100)
+    repetitions, seconds, operations = (2, 1.5, 30) if quick else (5, 3.0, 60)
     with doubled(slots=CLIENTS) as mesh, ClientProcess(mesh.base_url, mesh.keys(1)) as client:
         client.do("open", **DOUBLE, models=CLIENTS, tokens=128)
         variants = {mode: _variant(mesh, client, mode, seconds, operations) for mode in MODES}
