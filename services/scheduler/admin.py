@@ -192,6 +192,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
             units_total=int(counters.get("units_total", 0)),
             datums_total=int(counters.get("datums_total", 0)),
             shared_units_total=int(counters.get("shared_units_total", 0)),
+            breaker=await self._overview.breaker(pool),
             recovery=recovery_report(counters, unseated, recovering),
             packing=packing_report(counters, facts.unit_token_budget if facts else 0),
         )

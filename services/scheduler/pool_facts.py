@@ -19,6 +19,9 @@ TRAINER_ONLY = (
     "unit_token_budget",
 )
 
+MEASURED = ("max_datum_tokens", "pass_memory_bytes", "pass_bytes_per_token")
+"""By a trainer at its start: they may differ between two of a pool."""
+
 
 def check_facts(facts: types.PoolFacts) -> None:
     """Raises InvalidInput naming a fact that no registration may lack."""
@@ -66,6 +69,6 @@ def provisional(facts: types.PoolFacts) -> types.PoolFacts:
     """A sampler's facts as the pool's, until a trainer states the rest."""
     kept = types.PoolFacts()
     kept.CopyFrom(facts)
-    for field in TRAINER_ONLY:
+    for field in (*TRAINER_ONLY, *MEASURED):
         kept.ClearField(field)  # type: ignore[arg-type]  # names come from the tuple above
     return kept

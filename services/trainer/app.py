@@ -25,6 +25,7 @@ from services.trainer.engine import Engine, EngineSpec
 from services.trainer.executor import Executed, Executor
 from services.trainer.failures import RanksDiverged
 from services.trainer.fence import Fence, refused
+from services.trainer.memory_limit import MemoryEstimate, measure
 from services.trainer.passes import PassLimits
 from services.trainer.rank_loop import Commands, Stop, follow, lead
 from services.trainer.ranks import Ranks, join
@@ -54,10 +55,12 @@ def run(settings: Settings) -> None:
         _ignore_signals()
     try:
         engine = build_engine(settings, facts)
+        memory = measure(engine, ranks.control, facts.max_context, settings.memory_limit_mib)
+        _state_memory(facts, memory, settings)
         if ranks.control.rank == 0:
-            Leader(settings, facts, engine, ranks, commands).run()
+            Leader(settings, facts, engine, ranks, commands, memory).run()
         else:
-            follow(_executor(settings, facts, engine, ranks, None), ranks.control)
+            follow(_executor(settings, facts, engine, ranks, None, memory), ranks.control)
     except BaseException:
         ranks.kill()
         raise
@@ -92,8 +95,29 @@ def build_engine(settings: Settings, facts: PoolFacts) -> Engine:
     return factory(spec)
 
 
+def _state_memory(facts: PoolFacts, memory: MemoryEstimate | None, settings: Settings) -> None:
+    """A limit that the context already keeps is none."""
+    if memory is None:
+        return
+    if memory.max_tokens < facts.max_context:
+        facts.max_datum_tokens = memory.max_tokens
+        facts.pass_memory_bytes = memory.limit
+        facts.pass_bytes_per_token = memory.bytes_per_token
+    if memory.max_tokens < settings.micro_batch_tokens:
+        log.warning(
+            "micro_batch_tokens is %d, and memory is enough for about %d tokens at once: lower it",
+            settings.micro_batch_tokens,
+            memory.max_tokens,
+        )
+
+
 def _executor(
-    settings: Settings, facts: PoolFacts, engine: Engine, ranks: Ranks, writer: ArtifactWriter | None
+    settings: Settings,
+    facts: PoolFacts,
+    engine: Engine,
+    ranks: Ranks,
+    writer: ArtifactWriter | None,
+    memory: MemoryEstimate | None,
 ) -> Executor:
     commands = SlotCommands(
         engine=engine,
@@ -103,13 +127,21 @@ def _executor(
         base_model=facts.base_model,
         max_rank=settings.max_rank,
     )
-    return Executor(commands, PassLimits(facts.vocab_size, facts.max_context), writer)
+    return Executor(commands, PassLimits(facts.vocab_size, facts.max_context, memory), writer)
 
 
 class Leader:
     """Rank 0: the service in its thread, the writer in its thread, the units in this one."""
 
-    def __init__(self, settings: Settings, facts: PoolFacts, engine: Engine, ranks: Ranks, commands: Commands) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        facts: PoolFacts,
+        engine: Engine,
+        ranks: Ranks,
+        commands: Commands,
+        memory: MemoryEstimate | None = None,
+    ) -> None:
         self._settings = settings
         self._ranks = ranks
         self._commands = commands
@@ -126,7 +158,7 @@ class Leader:
             grace_seconds=settings.version_grace_seconds,
             fence=self._publications,
         )
-        self._executor = _executor(settings, facts, engine, ranks, self._writer)
+        self._executor = _executor(settings, facts, engine, ranks, self._writer, memory)
         self._identity = Identity(settings.trainer_id or f"trainer-{facts.pool}", facts, ranks.control.world)
         self._service = TrainerService(
             self._identity,
@@ -135,6 +167,7 @@ class Leader:
             self._executor.commands.table,
             commands.put,
             self._raise_publication_fence,
+            lambda reason: self._failed(Unavailable(reason)),
             max_unit_bytes=settings.max_unit_mib * MEBIBYTE,
         )
 

@@ -145,6 +145,17 @@ class Engine(Protocol):
         """Assign a validated image; without moments Adam starts fresh. Clears the window."""
         ...
 
+    def pass_peaks(self, lengths: Sequence[int]) -> list[int]:
+        """Bytes that a backward pass over one datum of each length takes at its peak, beyond what is held now.
+
+        `lengths` increase; every slot must be empty and is so afterwards. Empty = it cannot be told here.
+        """
+        ...
+
+    def free_memory(self) -> int:
+        """Bytes this rank's device could still give to passes; 0 = it cannot be told."""
+        ...
+
     def window_open(self, slot: int) -> bool: ...
 
     def slot_digest(self, slot: int) -> str:

@@ -13,6 +13,7 @@ from services.common.datum_blocks import Datum, block_bytes, decode
 from services.common.errors import ContractViolation
 from services.trainer.engine import DatumResult, Loss, SlotDatum
 from services.trainer.failures import RanksDiverged, user_failure
+from services.trainer.memory_limit import MemoryEstimate
 from services.trainer.slot_table import SlotTable
 
 
@@ -20,6 +21,7 @@ from services.trainer.slot_table import SlotTable
 class PassLimits:
     vocab_size: int
     max_context: int
+    memory: MemoryEstimate | None = None
 
 
 @dataclass(slots=True)
@@ -81,6 +83,8 @@ def _datums(work: pb.PassWork, payload: bytes) -> Iterator[tuple[int, Datum]]:
 def _problem(datum: Datum, limits: PassLimits) -> str:
     if datum.length > limits.max_context:
         return f"datum has {datum.length} tokens; this pool takes up to {limits.max_context}"
+    if limits.memory is not None and (problem := limits.memory.problem(datum.length)):
+        return problem
     for name, ids in (("model_input", datum.tokens), ("target_tokens", datum.targets)):
         if int(ids.min()) < 0 or int(ids.max()) >= limits.vocab_size:
             return f"{name}: a token id is outside 0..{limits.vocab_size - 1}"

@@ -41,6 +41,7 @@ class TrainerService(pb_grpc.TrainerServicer):
     """All of it runs in the server's event loop; `enqueue` hands over to the main thread.
 
     `raise_fence` raises the store's (it waits for the store); StaleFence when that is too late.
+    `retire` ends the process with an error.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class TrainerService(pb_grpc.TrainerServicer):
         table: SlotTable,
         enqueue: Callable[[Job], None],
         raise_fence: Callable[[int], None],
+        retire: Callable[[str], None],
         *,
         max_unit_bytes: int,
     ) -> None:
@@ -60,6 +62,7 @@ class TrainerService(pb_grpc.TrainerServicer):
         self._table = table
         self._enqueue = enqueue
         self._raise_fence = raise_fence
+        self._retire = retire
         self._max_unit_bytes = max_unit_bytes
         self._admitting = True
 
@@ -102,6 +105,11 @@ class TrainerService(pb_grpc.TrainerServicer):
         self._fence.pass_through(request.term, request.incarnation, "Acknowledge")
         self._records.acknowledge(request.unit_ids)
         return pb.AcknowledgeReply()
+
+    async def Retire(self, request: pb.RetireRequest, context: Context) -> pb.RetireReply:
+        self._fence.pass_through(request.term, request.incarnation, "Retire")
+        self._retire(f"the scheduler asks for a restart: {request.reason[:500]}")
+        return pb.RetireReply()
 
     async def AwaitArtifact(self, request: pb.UnitRef, context: Context) -> pb.ArtifactOutcome:
         self._fence.pass_through(request.term, request.incarnation, "AwaitArtifact", request.unit_id)

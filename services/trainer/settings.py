@@ -28,6 +28,8 @@ class Settings(EngineSettings, frozen=True, kw_only=True):
     """How long a superseded version stays for readers that pinned it."""
     drain_seconds: float = 60.0
     """How long a stop waits for captured saves to be published."""
+    memory_limit_mib: int = 0
+    """What one pass may take on each rank, beyond model and slots; 0 = nine tenths of what is free after the start."""
     engine: str = "services.trainer.megatron:build_engine"
     """module:function called with an EngineSpec on every rank."""
     rendezvous: str = ""
@@ -46,6 +48,8 @@ class Settings(EngineSettings, frozen=True, kw_only=True):
         self.check_counts(
             "slots", "max_rank", "unit_token_budget", "micro_batch_tokens", "tp", "dp", "max_pending_artifacts"
         )
+        if self.memory_limit_mib < 0:
+            raise InvalidInput(f"memory_limit_mib must be at least 0, not {self.memory_limit_mib}")
         if not self.alpha > 0:
             raise InvalidInput(f"alpha must be above 0, not {self.alpha}")
         return self

@@ -137,6 +137,11 @@ class FakeTrainer(RegisteredServer, pb_grpc.TrainerServicer):
         self.book.acknowledge(list(request.unit_ids))
         return pb.AcknowledgeReply()
 
+    async def Retire(self, request: pb.RetireRequest, context: Context) -> pb.RetireReply:
+        self.book.check(request.term, request.incarnation)
+        self.supersede(f"the scheduler asks for a restart: {request.reason}")
+        return pb.RetireReply()
+
     async def AwaitArtifact(self, request: pb.UnitRef, context: Context) -> pb.ArtifactOutcome:
         self.book.check(request.term, request.incarnation)
         artifact = self.runner.artifacts.get(request.unit_id)

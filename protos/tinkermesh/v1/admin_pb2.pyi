@@ -48,6 +48,7 @@ class AdminPool(_message.Message):
     SHARED_UNITS_TOTAL_FIELD_NUMBER: _builtins.int
     PACKING_FIELD_NUMBER: _builtins.int
     RECOVERY_FIELD_NUMBER: _builtins.int
+    BREAKER_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     leader: _builtins.str
     """replica that holds the lease, "" = none"""
@@ -57,6 +58,8 @@ class AdminPool(_message.Message):
     datums_total: _builtins.int
     shared_units_total: _builtins.int
     """passes with datums of more than one tenant"""
+    breaker: _builtins.str
+    """why the trainer gets no work until it has restarted and a unit went well; "" = it does"""
     @_builtins.property
     def facts(self) -> _types_pb2.PoolFacts: ...
     @_builtins.property
@@ -76,10 +79,11 @@ class AdminPool(_message.Message):
         shared_units_total: _builtins.int = ...,
         packing: Global___Packing | None = ...,
         recovery: Global___Recovery | None = ...,
+        breaker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "packing", b"packing", "recovery", b"recovery"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datums_total", b"datums_total", "facts", b"facts", "leader", b"leader", "models", b"models", "packing", b"packing", "queued_commands", b"queued_commands", "recovery", b"recovery", "shared_units_total", b"shared_units_total", "term", b"term", "units_total", b"units_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker", b"breaker", "datums_total", b"datums_total", "facts", b"facts", "leader", b"leader", "models", b"models", "packing", b"packing", "queued_commands", b"queued_commands", "recovery", b"recovery", "shared_units_total", b"shared_units_total", "term", b"term", "units_total", b"units_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -166,6 +166,46 @@ class TakeoverReply(_message.Message):
 Global___TakeoverReply: _TypeAlias = TakeoverReply  # noqa: Y015
 
 @_typing.final
+class RetireRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    incarnation: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "reason", b"reason", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetireRequest: _TypeAlias = RetireRequest  # noqa: Y015
+
+@_typing.final
+class RetireReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetireReply: _TypeAlias = RetireReply  # noqa: Y015
+
+@_typing.final
 class UnitRef(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -64,6 +64,11 @@ class TrainerStub:
                 request_serializer=tinkermesh_dot_v1_dot_trainer__pb2.UnitRef.SerializeToString,
                 response_deserializer=tinkermesh_dot_v1_dot_trainer__pb2.ArtifactOutcome.FromString,
                 _registered_method=True)
+        self.Retire = channel.unary_unary(
+                '/tinkermesh.v1.Trainer/Retire',
+                request_serializer=tinkermesh_dot_v1_dot_trainer__pb2.RetireRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_trainer__pb2.RetireReply.FromString,
+                _registered_method=True)
 
 
 class TrainerServicer:
@@ -114,6 +119,13 @@ class TrainerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Retire(self, request, context):
+        """This incarnation ends, with an error that names `reason`; whoever supervises it starts the next.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrainerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,6 +158,11 @@ def add_TrainerServicer_to_server(servicer, server):
                     servicer.AwaitArtifact,
                     request_deserializer=tinkermesh_dot_v1_dot_trainer__pb2.UnitRef.FromString,
                     response_serializer=tinkermesh_dot_v1_dot_trainer__pb2.ArtifactOutcome.SerializeToString,
+            ),
+            'Retire': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retire,
+                    request_deserializer=tinkermesh_dot_v1_dot_trainer__pb2.RetireRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_trainer__pb2.RetireReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +327,33 @@ class Trainer:
             '/tinkermesh.v1.Trainer/AwaitArtifact',
             tinkermesh_dot_v1_dot_trainer__pb2.UnitRef.SerializeToString,
             tinkermesh_dot_v1_dot_trainer__pb2.ArtifactOutcome.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retire(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Trainer/Retire',
+            tinkermesh_dot_v1_dot_trainer__pb2.RetireRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_trainer__pb2.RetireReply.FromString,
             options,
             channel_credentials,
             insecure,

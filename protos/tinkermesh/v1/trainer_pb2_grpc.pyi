@@ -50,6 +50,8 @@ class TrainerStub:
     """The scheduler has settled these units: their records' payloads may be dropped."""
     AwaitArtifact: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.UnitRef, _trainer_pb2.ArtifactOutcome]
     """Waits until what a save or snapshot unit captured is published or has failed."""
+    Retire: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.RetireRequest, _trainer_pb2.RetireReply]
+    """This incarnation ends, with an error that names `reason`; whoever supervises it starts the next."""
 
 @_typing.type_check_only
 class TrainerAsyncStub(TrainerStub):
@@ -71,6 +73,8 @@ class TrainerAsyncStub(TrainerStub):
     """The scheduler has settled these units: their records' payloads may be dropped."""
     AwaitArtifact: _aio.UnaryUnaryMultiCallable[_trainer_pb2.UnitRef, _trainer_pb2.ArtifactOutcome]  # type: ignore[assignment]
     """Waits until what a save or snapshot unit captured is published or has failed."""
+    Retire: _aio.UnaryUnaryMultiCallable[_trainer_pb2.RetireRequest, _trainer_pb2.RetireReply]  # type: ignore[assignment]
+    """This incarnation ends, with an error that names `reason`; whoever supervises it starts the next."""
 
 class TrainerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -125,5 +129,13 @@ class TrainerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.ArtifactOutcome, _abc.Awaitable[_trainer_pb2.ArtifactOutcome]]:
         """Waits until what a save or snapshot unit captured is published or has failed."""
+
+    @_abc_1.abstractmethod
+    def Retire(
+        self,
+        request: _trainer_pb2.RetireRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.RetireReply, _abc.Awaitable[_trainer_pb2.RetireReply]]:
+        """This incarnation ends, with an error that names `reason`; whoever supervises it starts the next."""
 
 def add_TrainerServicer_to_server(servicer: TrainerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

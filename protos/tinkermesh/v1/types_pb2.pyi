@@ -1183,6 +1183,9 @@ class PoolFacts(_message.Message):
     LOSSES_FIELD_NUMBER: _builtins.int
     UNIT_TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     ARCH_FIELD_NUMBER: _builtins.int
+    MAX_DATUM_TOKENS_FIELD_NUMBER: _builtins.int
+    PASS_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    PASS_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     base_model: _builtins.str
     """canonical name"""
@@ -1202,6 +1205,12 @@ class PoolFacts(_message.Message):
     train_unembed: _builtins.bool
     unit_token_budget: _builtins.int
     arch: _builtins.str
+    max_datum_tokens: _builtins.int
+    """Trainer only, 0 where the context is the smaller limit: the longest datum its memory is enough for, by
+    what a pass was measured to take, and what it may take.
+    """
+    pass_memory_bytes: _builtins.int
+    pass_bytes_per_token: _builtins.int
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """other accepted names, paths included"""
@@ -1228,10 +1237,13 @@ class PoolFacts(_message.Message):
         losses: _abc.Iterable[_builtins.str] | None = ...,
         unit_token_budget: _builtins.int = ...,
         arch: _builtins.str = ...,
+        max_datum_tokens: _builtins.int = ...,
+        pass_memory_bytes: _builtins.int = ...,
+        pass_bytes_per_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "alpha", b"alpha", "arch", b"arch", "base_model", b"base_model", "dtype", b"dtype", "losses", b"losses", "max_context", b"max_context", "max_rank", b"max_rank", "model_fingerprint", b"model_fingerprint", "pool", b"pool", "slots", b"slots", "tokenizer_path", b"tokenizer_path", "train_attn", b"train_attn", "train_mlp", b"train_mlp", "train_unembed", b"train_unembed", "unit_token_budget", b"unit_token_budget", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "alpha", b"alpha", "arch", b"arch", "base_model", b"base_model", "dtype", b"dtype", "losses", b"losses", "max_context", b"max_context", "max_datum_tokens", b"max_datum_tokens", "max_rank", b"max_rank", "model_fingerprint", b"model_fingerprint", "pass_bytes_per_token", b"pass_bytes_per_token", "pass_memory_bytes", b"pass_memory_bytes", "pool", b"pool", "slots", b"slots", "tokenizer_path", b"tokenizer_path", "train_attn", b"train_attn", "train_mlp", b"train_mlp", "train_unembed", b"train_unembed", "unit_token_budget", b"unit_token_budget", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -74,9 +74,19 @@ def _check_sizes(datums: Sequence[RawDatum], facts: types.PoolFacts, limits: Lim
             raise InvalidInput(f"datum {index}: model_input is empty")
         if datum.length > per_datum:
             raise InvalidInput(f"datum {index}: {datum.length} tokens, the limit is {per_datum} per datum")
+        if facts.max_datum_tokens and datum.length > facts.max_datum_tokens:
+            raise InvalidInput(f"datum {index}: {_beyond_memory(datum.length, facts)}")
     total = sum(datum.length for datum in datums)
     if total > limits.max_tokens_per_request:
         raise InvalidInput(f"data: {total} tokens, the limit is {limits.max_tokens_per_request} per request")
+
+
+def _beyond_memory(length: int, facts: types.PoolFacts) -> str:
+    estimate, limit = length * facts.pass_bytes_per_token >> 20, facts.pass_memory_bytes >> 20
+    return (
+        f"{length} tokens, the limit is {facts.max_datum_tokens} per datum: a pass over it would take about "
+        f"{estimate} MiB of memory, this pool's trainer has {limit} MiB for it"
+    )
 
 
 def _check_targets_in_all(datums: Sequence[RawDatum], limits: Limits) -> None:

@@ -34,6 +34,7 @@ from services.scheduler.core.view import Clock, ReadyView
 from services.scheduler.dispatch import reports, traces
 from services.scheduler.dispatch.acknowledger import Acknowledger
 from services.scheduler.dispatch.artifacts import Publications
+from services.scheduler.dispatch.breaker import CircuitBreaker
 from services.scheduler.dispatch.client import Outcome, TrainerClient
 from services.scheduler.dispatch.durables import DurablePoints
 from services.scheduler.dispatch.execution import Execution
@@ -94,6 +95,7 @@ class Cell:
         self._progress = Progress(pool)
         self._recovered = False  # whether the last turn was recovery's
         self._settled = Acknowledger(client, term, incarnation)
+        self._breaker = CircuitBreaker(pool, term, incarnation, client, parts.store)
 
     async def close(self) -> None:
         await self._settled.close()
@@ -108,6 +110,7 @@ class Cell:
         lost = await self._parts.store.adopt(self._pool, self._term, self._incarnation, slots, self._parts.limits)
         if lost:
             log.warning("pool %s: a new trainer incarnation; the models of %d slots are restored", self._pool, lost)
+        await self._breaker.resume()
         for running in await self._parts.ready.running_units(self._pool):
             await self._resume(running)
         followed = await self._follow()
@@ -137,6 +140,8 @@ class Cell:
         Answers for how long to wait for a wake-up before the next turn: 0 after work, None when
         nothing is ready.
         """
+        if self._breaker.open:
+            return None
         view = await self._parts.ready.view(self._pool, self._policy.budget)
         self._progress.seen(view.recovery)
         plan = select(view, self._policy, recovered=self._recovered)
@@ -239,6 +244,7 @@ class Cell:
         else:
             self._companions.settled({item.m for item in prepared.items}, time.monotonic())
             reports.report_unit(prepared, stored, entries, started)
+            await self._breaker.saw(prepared, outcome, entries)
         if not self._watch(prepared, entries):
             self._settled.add([unit_id])
 

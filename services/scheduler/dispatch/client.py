@@ -57,6 +57,11 @@ class TrainerClient:
         request = pb.AcknowledgeRequest(term=term, incarnation=incarnation, unit_ids=unit_ids)
         await _typed(self._stub.Acknowledge(request, timeout=QUICK_SECONDS))
 
+    async def retire(self, term: int, incarnation: str, reason: str) -> None:
+        """The trainer's process ends, to be started anew."""
+        request = pb.RetireRequest(term=term, incarnation=incarnation, reason=reason)
+        await _typed(self._stub.Retire(request, timeout=QUICK_SECONDS))
+
     async def artifact(self, unit: pb.UnitRef) -> pb.ArtifactOutcome:
         call = self._stub.AwaitArtifact(unit, timeout=self._unit_seconds)
         return cast("pb.ArtifactOutcome", await _typed(call))

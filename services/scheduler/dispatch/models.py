@@ -54,6 +54,9 @@ class Models:
             if await self._trainers.draining(pool):
                 return PAUSED_CAPACITY, "the trainer is being drained; work goes on when it resumes"
             return PAUSED_CAPACITY, "no live trainer: the mesh waits for it to recover"
+        _, broken = await self._store.broken(pool)
+        if broken:
+            return PAUSED_CAPACITY, f"circuit breaker: {broken}; the trainer restarts"
         row = await self._reader.row(pool, model_id)
         if row is None:
             return ACTIVE, ""

@@ -28,7 +28,9 @@ FUNCTIONS = Path(__file__).parent / "functions"
 LAYOUT = 1
 """Version of what lies in Redis. It grows when an older release could no longer read what this one writes."""
 
-READERS = frozenset({"ping", "requests_read", "registry_list", "sampling_waiting", "completions_waiting", "train_view"})
+READERS = frozenset(
+    {"ping", "requests_read", "registry_list", "sampling_waiting", "completions_waiting", "train_view", "breaker_read"}
+)
 """Functions that write nothing; the library registers them with the flag no-writes."""
 
 _REFUSAL = "TM:"

@@ -235,7 +235,8 @@ def slots(pool: str) -> str:
 
 def cell(pool: str) -> str:
     """Hash: incarnation, of the trainer whose slots these are; token, of its last takeover; poison_deaths,
-    durable_steps, durable_bytes, durable_idle_ms, paging."""
+    durable_steps, durable_bytes, durable_idle_ms, paging; broken, broken_reason: the incarnation that gets no
+    work, and why."""
     return _pool(pool, "cell")
 
 

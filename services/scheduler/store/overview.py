@@ -83,6 +83,10 @@ class Overview:
         holders = {holder for holder in _texts(slots) if holder and not holder.startswith(("unload:", "quarantine:"))}
         return sorted(holders | {*_texts(unseated), *_texts(creates)})
 
+    async def breaker(self, pool: str) -> str:
+        """Why the trainer gets no work; "" = it does."""
+        return (await self._hash(keys.cell(pool))).get("broken_reason", "")
+
     async def recovery(self, pool: str) -> tuple[int, int]:
         """Models without a slot, and those whose slot is being filled."""
         with reaching_redis():

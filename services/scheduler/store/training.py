@@ -247,6 +247,18 @@ class TrainingStore:
         arguments = (term, self._retention, model_id, unit_id, directory)
         return bool(await self._call("durable_settle", [keys.pool_prefix(pool)], *arguments) != b"later")
 
+    async def open_breaker(self, pool: str, term: int, incarnation: str, reason: str) -> None:
+        """This incarnation gets no more work. Raises StaleFence, Unavailable."""
+        await self._call("breaker_open", [keys.pool_prefix(pool)], term, incarnation, reason)
+
+    async def close_breaker(self, pool: str, term: int) -> None:
+        await self._call("breaker_close", [keys.pool_prefix(pool)], term)
+
+    async def broken(self, pool: str) -> tuple[str, str]:
+        """(incarnation, reason) of the one that gets no work; "" while the breaker is closed."""
+        incarnation, reason = await self._call("breaker_read", [keys.pool_prefix(pool)])
+        return incarnation.decode(), reason.decode()
+
     # ---- ends ------------------------------------------------------------------------------
 
     async def close_session(self, pool: str, session_id: str, category: int, reason: str, *, settle: bool) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from services.common.datum_blocks import Datum
 from services.common.errors import ContractViolation
 from services.trainer.engine import Adam, DatumResult, Layout, Loss, SlotDatum, SlotImage, StepResult
 from services.trainer.megatron import adapter_io
@@ -16,12 +18,13 @@ from services.trainer.megatron.logprob import OutputHead
 from services.trainer.megatron.lora.plan import canonical_names, plan_adapter
 from services.trainer.megatron.lora.routing import Routing
 from services.trainer.megatron.lora.slots import SlotTable
-from services.trainer.megatron.memory import keep_freed_memory
+from services.trainer.megatron.memory import PeakMemory, free_memory, keep_freed_memory
 from services.trainer.megatron.model import build_model
 from services.trainer.megatron.optimizer import step_slot
 from services.trainer.megatron.passes import PassRunner
 from services.trainer.megatron.runtime import Parallelism, start_runtime
 
+WARM_UP_TOKENS = 16
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -106,6 +109,31 @@ class MegatronEngine:
     def restore(self, slot: int, image: SlotImage) -> None:
         self._check_layout(image.layout)
         self._assign(slot, image)
+
+    def pass_peaks(self, lengths: Sequence[int]) -> list[int]:
+        layout = Layout(self.config.max_rank, float(self.config.max_rank), True, True, True)
+        self.init_slot(0, layout, seed=0)
+        try:
+            self._probe(WARM_UP_TOKENS)
+            peak = PeakMemory(self.runtime.device)
+            peaks = [self._peak_of(tokens, peak) for tokens in lengths]  # on every rank, whether it can tell or not
+            return peaks if peak.known else []
+        finally:
+            self.clear_slot(0)
+
+    def _peak_of(self, tokens: int, peak: PeakMemory) -> int:
+        self._probe(tokens)
+        return peak.grown() if peak.known else 0
+
+    def _probe(self, tokens: int) -> None:
+        targets = np.zeros((tokens, 1), np.int32)
+        datum = Datum(targets[:, 0], targets, {"weights": np.ones((tokens, 1), np.float32)})
+        self.run_pass([SlotDatum(0, datum)], Loss("cross_entropy", {}), backward=True)
+
+    def free_memory(self) -> int:
+        """Ranks without a device of their own share the machine's."""
+        shared = 1 if self.runtime.device.type == "cuda" else self.runtime.world
+        return free_memory(self.runtime.device) // shared
 
     def window_open(self, slot: int) -> bool:
         state = self.slots.find(slot)

@@ -127,6 +127,12 @@ class StubEngine:
             image.layout, _copy(image.weights), _copy(image.exp_avg), _copy(image.exp_avg_sq), {}, image.step
         )
 
+    def pass_peaks(self, lengths: Sequence[int]) -> list[int]:
+        return []
+
+    def free_memory(self) -> int:
+        return 0
+
     def window_open(self, slot: int) -> bool:
         return bool(self.slots[slot].window)
 

@@ -205,6 +205,23 @@ async def test_store_that_refuses_the_write_fails_that_save_and_the_trainer_goes
         await client.published(client.units.save(0, "a"))
 
 
+async def test_a_retired_trainer_ends_naming_why_and_flushes_its_saves_FAIL_16(tmp_path):
+    async with process(tmp_path) as (trainer, client):
+        await client.done(client.units.init(0))
+        await client.done(client.units.save(0, "last"))
+        stale = pb.RetireRequest(term=1, incarnation="another", reason="no")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await client.stub.Retire(stale, timeout=10)
+        assert trainer.process.poll() is None
+        request = pb.RetireRequest(term=1, incarnation=client.units.incarnation, reason="5 units in a row failed")
+        await client.stub.Retire(request, timeout=10)
+        assert await trainer.wait() == 1
+        log = trainer.log()
+        assert "the trainer ends: the scheduler asks for a restart: 5 units in a row failed" in log
+        assert '"refused": "Retire"' in log
+    assert (tmp_path / f"store/runs/{MODEL}/weights/last/meta.json").is_file()
+
+
 async def test_taken_port_exits_1_naming_the_address(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
