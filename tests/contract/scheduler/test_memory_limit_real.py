@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ from tools.make_tiny_qwen3 import build
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
+def long_model(root: Path) -> Path:
+    """The tiny model with rotary positions for any of these datums."""
+    directory = build(root / "tiny-qwen3")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 65_536}))
+    return directory
+
+
 def process_id(mesh: RealTrainerMesh) -> int:
     assert mesh.process is not None
     assert mesh.process.process.poll() is None
@@ -24,7 +33,7 @@ async def test_a_50_000_token_datum_on_a_small_pool_is_refused_and_the_pool_live
     valkey: ValkeyProcess, redis_client: object, tmp_path: Path
 ) -> None:
     """Context is not the reason here: it is large. The ordered refusal names estimate and limit."""
-    model_dir = build(tmp_path / "tiny-qwen3")
+    model_dir = long_model(tmp_path)
     settings = {"max_context": 65_536, "memory_limit_mib": 48, "micro_batch_tokens": 1024, "unit_token_budget": 4096}
     async with real_trainer_mesh(valkey.url, tmp_path / "mesh", model_dir, **settings) as mesh:
         pid, limit = process_id(mesh), mesh.facts.max_datum_tokens
@@ -46,7 +55,7 @@ async def test_a_50_000_token_datum_on_a_small_pool_is_refused_and_the_pool_live
 async def test_a_datum_beyond_the_units_budget_runs_alone_PACK_03(
     valkey: ValkeyProcess, redis_client: object, tmp_path: Path
 ) -> None:
-    model_dir = build(tmp_path / "tiny-qwen3")
+    model_dir = long_model(tmp_path)
     settings = {"max_context": 8192, "unit_token_budget": 1024, "micro_batch_tokens": 512}
     async with real_trainer_mesh(valkey.url, tmp_path / "mesh", model_dir, **settings) as mesh:
         assert mesh.facts.max_datum_tokens == 0  # the machine's memory is enough for the whole context
