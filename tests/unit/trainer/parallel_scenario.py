@@ -118,7 +118,8 @@ def _rank_main(rank: int, directory: str, model: str) -> None:
             Path(model), micro_batch_tokens=30, init_method=f"file://{directory}/{name}-store", **sizes
         )
         engine = MegatronEngine(config, rank, 2)
-        outcome = run(engine)
+        peaks = engine.pass_peaks([32, 64])  # as a trainer does first
+        outcome = run(engine) | {"peaks": peaks}
         digests = [engine.slot_digest(slot) for slot in SHAPES]
         if name == "dp":
             outcome |= _one_rank_raises(engine)

@@ -129,6 +129,14 @@ def test_initial_weights_do_not_depend_on_the_topology(
     assert same(double[mode][0]["fresh"], single["fresh"])
 
 
+@pytest.mark.parametrize("mode", ["tp", "dp"])
+def test_every_rank_measures_what_a_pass_takes_and_leaves_no_trace(
+    mode: str, double: dict[str, list[dict[str, Any]]]
+) -> None:
+    """The numbers of the other tests come after it."""
+    assert [len(one["peaks"]) for one in double[mode]] in ([2, 2], [0, 0])
+
+
 def test_replicas_hold_bitwise_equal_slots(double: dict[str, list[dict[str, Any]]]) -> None:
     assert double["dp"][0]["digests"] == double["dp"][1]["digests"]
 
