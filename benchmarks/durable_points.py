@@ -28,7 +28,7 @@ Taken = dict[str, float]
 
 
 def run(quick: bool) -> list[Figure]:
-    repetitions = 1 if quick else 7
+    repetitions = 1 if quick else 5
     with real(ensure(), NAME, sampler=False) as mesh, ClientProcess(mesh.base_url, mesh.keys(1)) as client:
         client.do("open", base_model=NAME, vocabulary=VOCABULARY, models=1, tokens=TOKENS, datums=DATUMS, rank=RANK)
         client.do("start_heartbeats", period=10.0)
