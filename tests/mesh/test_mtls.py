@@ -75,3 +75,14 @@ def test_the_log_says_why_an_expired_certificate_was_refused(mesh: MeshProcesses
     assert done.returncode == 1
     log = (mesh.settings.logs / "scheduler-0.log").read_text()
     assert "certificate has expired" in log
+
+
+def test_grpcurl_with_the_meshs_certificate_is_admitted_as_docs_install_says(
+    mesh: MeshProcesses, authority: Authority
+) -> None:
+    files = authority.issue("grpcurl")
+    shown = ["-cacert", str(files.ca), "-cert", str(files.cert), "-key", str(files.key), "-authority", "tinkermesh"]
+    address = mesh.mesh.addresses.schedulers[0]
+    command = [str(Path(sys.executable).parent / "grpcurl"), *shown, address, "grpc.health.v1.Health/Check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert "SERVING" in done.stdout, done.stderr
