@@ -150,3 +150,25 @@ async def test_a_save_that_is_being_written_survives_the_end_of_its_model(mesh: 
     await all_free(mesh)
     mesh.trainer.faults.remove(hold)
     assert (await mesh.done(save)).save.path.endswith("checkpoint-000001")
+
+
+async def test_a_stopping_scheduler_settles_the_running_unit_before_it_lets_go_ADD_08_MESH_03(
+    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
+) -> None:
+    """Admitted work that has not begun is the next one's; nothing runs twice."""
+    async with running_mesh(valkey.url, tmp_path, lease_ttl_ms=60_000) as mesh:
+        model = await mesh.opened(new_session())
+        hold = mesh.trainer.faults.add("hold_before", "pass", times=0)
+        batch, step = await mesh.batch(model, 1), await mesh.step(model, 2)
+        await mesh.until(lambda: bool(mesh.trainer.book.running_unit))
+        first = mesh.replicas.pop(0)
+        stopping = asyncio.create_task(first.stop())
+        await asyncio.sleep(0.2)
+        assert not stopping.done()
+        assert await mesh.state(batch) == "running"
+        mesh.trainer.faults.remove(hold)
+        await asyncio.wait_for(stopping, 10)
+        assert (await mesh.state(batch), await mesh.state(step)) == ("done", "queued")
+        await mesh.add_replica("successor")  # at once: the lease was released, it has not run out
+        await mesh.done(step)
+        assert mesh.kinds() == ["init", "pass", "optim"]

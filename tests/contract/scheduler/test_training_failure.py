@@ -113,7 +113,7 @@ async def test_a_closed_model_names_its_reason_FAIL_03(mesh: Mesh) -> None:
         await mesh.step(model, 2)
 
 
-async def test_a_slot_that_cannot_be_unloaded_is_not_used_again_until_repaired_FAIL_04_FAIL_05(
+async def test_a_slot_that_cannot_be_unloaded_is_not_used_again_until_repaired_FAIL_04_FAIL_05_GAP_14(
     valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
 ) -> None:
     async with running_mesh(valkey.url, tmp_path, slots=1) as mesh:

@@ -68,7 +68,7 @@ async def test_a_filled_gap_does_not_time_out_ORD_04(
         await mesh.done(await mesh.batch(model, 3))
 
 
-async def test_an_invalid_command_fails_in_its_turn_and_splits_the_run_ORD_05_ORD_07(mesh: Mesh) -> None:
+async def test_an_invalid_command_fails_in_its_turn_and_splits_the_run_ORD_05_ORD_07_FAIL_17(mesh: Mesh) -> None:
     model = await mesh.opened(new_session())
     hold = mesh.trainer.faults.add("hold_before", "pass", times=0)
     first = await mesh.batch(model, 1)

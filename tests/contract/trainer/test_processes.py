@@ -48,7 +48,7 @@ async def runs(client: Client) -> bool:
     return bool((await client.stub.Describe(pb.DescribeTrainerRequest())).running_unit)
 
 
-async def test_sigterm_finishes_the_running_unit_flushes_saves_and_exits_0_MESH_03(tmp_path):
+async def test_sigterm_finishes_the_running_unit_flushes_saves_and_exits_0_MESH_03_ADD_08(tmp_path):
     gate = tmp_path / "gate"
     async with process(tmp_path, {"TINKERMESH_STUB_GATE": str(gate)}) as (trainer, client):
         await client.done(client.units.init(0))
@@ -98,7 +98,7 @@ async def work_through(client: Client, store: Path) -> None:
     assert meta["topology"] == {"tensor_parallel": 2, "data_parallel": 1}
 
 
-async def test_error_of_any_rank_in_any_phase_is_agreed_by_all_within_5_s_CKPT_08(tmp_path):
+async def test_error_of_any_rank_in_any_phase_is_agreed_by_all_within_5_s_CKPT_08_GAP_13(tmp_path):
     faults = tmp_path / "faults"
     async with process(tmp_path, {"TINKERMESH_STUB_FAULTS": str(faults)}, tp=2) as (trainer, client):
         assert (await client.stub.Describe(pb.DescribeTrainerRequest())).world_size == 2

@@ -212,7 +212,7 @@ def test_link_out_of_the_store_is_not_followed(tmp_path: Path):
         public_path(store, "runs/a")
 
 
-def test_superseded_versions_go_after_their_grace_and_a_recent_one_stays_CKPT_14(public: Path):
+def test_superseded_versions_go_after_their_grace_and_a_recent_one_stays_CKPT_14_GAP_12(public: Path):
     first = publish(public, fill(0), OVERWRITE)
     os.utime(first, (1, 1))
     for number in range(1, 51):

@@ -65,12 +65,12 @@ def test_old_style_rope_theta_is_read(model_dir: Callable[[str], Path], tmp_path
     assert read_architecture(directory).rope_theta == 5e5
 
 
-def test_missing_directory_is_refused(tmp_path: Path) -> None:
+def test_missing_directory_is_refused_OPT_13(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="config.json"):
         read_architecture(tmp_path)
 
 
-def test_missing_and_misshaped_tensors_are_named(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+def test_missing_and_misshaped_tensors_are_named_OPT_13(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     source = model_dir("qwen3")
     name = "model.layers.1.self_attn.k_norm.weight"
     for label, damage in (("missing", lambda w: w.pop(name)), ("misshaped", lambda w: w.update({name: w[name][:4]}))):

@@ -68,7 +68,7 @@ def _gaps(packed: Outcome, solo: Outcome) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [4096, 60])
-def test_eight_mixed_ranks_packed_equal_solo_beside_a_loss_a_million_times_larger_PACK_07(
+def test_eight_mixed_ranks_packed_equal_solo_beside_a_loss_a_million_times_larger_PACK_07_OPT_08(
     engine_for: Callable[..., MegatronEngine], micro_batch_tokens: int, measured: Measurements
 ) -> None:
     engine = engine_for("qwen3", micro_batch_tokens=micro_batch_tokens)

@@ -141,7 +141,7 @@ def test_replicas_hold_bitwise_equal_slots(double: dict[str, list[dict[str, Any]
     assert double["dp"][0]["digests"] == double["dp"][1]["digests"]
 
 
-def test_error_of_one_replica_is_raised_on_both_and_changes_nothing_CKPT_08(
+def test_error_of_one_replica_is_raised_on_both_and_changes_nothing_CKPT_08_GAP_13(
     double: dict[str, list[dict[str, Any]]],
 ) -> None:
     first, second = double["dp"]
@@ -152,7 +152,7 @@ def test_error_of_one_replica_is_raised_on_both_and_changes_nothing_CKPT_08(
     assert first["again"] == second["again"]
 
 
-def test_what_is_not_supported_is_refused_by_name_LOSS_16(model_dir: Callable[[str], Path]) -> None:
+def test_what_is_not_supported_is_refused_by_name_LOSS_16_OPT_11_OPT_13(model_dir: Callable[[str], Path]) -> None:
     for field in ("pipeline", "expert", "context"):
         with pytest.raises(InvalidInput, match=f"{field} parallelism is not supported"):
             Parallelism(**{field: 2}).check(2)

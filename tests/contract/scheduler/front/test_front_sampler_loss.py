@@ -58,7 +58,9 @@ async def test_without_a_sampler_the_wait_is_bounded_and_names_its_stage_SAMP_06
     assert "stage" in failure.message, failure
 
 
-async def test_hanging_sampler_is_cut_off_at_the_deadline_SAMP_06(mesh: FrontMesh, start_sampler: StartSampler) -> None:
+async def test_hanging_sampler_is_cut_off_at_the_deadline_SAMP_06_LEASE_07(
+    mesh: FrontMesh, start_sampler: StartSampler
+) -> None:
     replica = await mesh.replica(sample_seconds=0.5)
     double = await start_sampler()
     rule = double.faults.add("hold_before", "sample", times=0)

@@ -45,7 +45,7 @@ async def test_snapshot_is_pushed_and_sampled_without_another_load_ADD_02_SAMP_0
     assert kinds == [("load_adapter", name), ("sample", name)]
 
 
-async def test_failed_push_never_fails_the_save_ADD_02(
+async def test_failed_push_never_fails_the_save_ADD_02_SNAP_09(
     replica: Replica, start_trainer: StartTrainer, start_sampler: StartSampler
 ) -> None:
     await start_trainer()
