@@ -237,7 +237,7 @@ def test_garbage_collection_never_follows_links_and_keeps_what_is_not_its_own_CK
     assert seen(public) == 1
 
 
-def test_snapshot_versions_are_kept_even_without_a_name(tmp_path: Path):
+def test_snapshot_versions_are_kept_even_without_a_name_SNAP_10(tmp_path: Path):
     public = tmp_path / "runs" / "m" / "sampler_weights" / "1"
     version = publish(public, fill(1), ONCE)
     public.unlink()

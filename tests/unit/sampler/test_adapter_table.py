@@ -81,7 +81,7 @@ async def test_the_least_recently_used_idle_adapter_is_evicted(engine: FakeEngin
     assert engine.most_loaded <= 2
 
 
-async def test_an_adapter_in_use_is_never_evicted_SAMP_05(engine: FakeEngine, store: Path) -> None:
+async def test_an_adapter_in_use_is_never_evicted_SAMP_05_SNAP_10(engine: FakeEngine, store: Path) -> None:
     table = table_of(engine, store)
     hold = asyncio.Event()
     held = asyncio.create_task(use(table, "m0@1", hold))
