@@ -1,4 +1,4 @@
-"""What a recovery must not need: other tenants' checkpoints, recorded sequences; and what it must not move: snapshots."""
+"""What a recovery must not need: checkpoints of others, recorded sequences; what it must not move: snapshots."""
 
 from __future__ import annotations
 
