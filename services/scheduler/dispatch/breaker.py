@@ -14,6 +14,8 @@ from services.scheduler.store.training import Settlement, TrainingStore
 
 log = logging.getLogger(__name__)
 
+_FAILED = ("fail", "seat_failed")
+
 
 class CircuitBreaker:
     """Of one incarnation. While `open` it is given no work; its successor is, and closes it by a success."""
@@ -33,14 +35,16 @@ class CircuitBreaker:
             await self._ask_for_restart(reason)
 
     async def saw(self, prepared: Prepared, outcome: Outcome, entries: Sequence[Settlement]) -> None:
-        """A live unit has settled; only those that compute say something. Raises StaleFence, Unavailable."""
+        """A unit has settled, live or replayed; only those that compute say something. Raises StaleFence,
+        Unavailable.
+        """
         if prepared.unit.WhichOneof("work") not in ("pass", "optim"):
             return
         failed = bool(outcome.problem) or (
             outcome.header.HasField("failure") and outcome.header.failure.category == SERVER
         )
         models = {item.m for item in prepared.items}
-        lone = len(models) == 1 and all(entry.action == "fail" for entry in entries)
+        lone = len(models) == 1 and all(entry.action in _FAILED for entry in entries)
         if self._breaker.saw(models, failed=failed, lone=lone):
             await self._trip(outcome.problem or outcome.header.failure.message)
         elif not failed and self._noted:

@@ -244,7 +244,7 @@ class Cell:
         else:
             self._companions.settled({item.m for item in prepared.items}, time.monotonic())
             reports.report_unit(prepared, stored, entries, started)
-            await self._breaker.saw(prepared, outcome, entries)
+        await self._breaker.saw(prepared, outcome, entries)
         if not self._watch(prepared, entries):
             self._settled.add([unit_id])
 

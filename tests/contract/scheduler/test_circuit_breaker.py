@@ -15,7 +15,7 @@ from services.scheduler.store import keys
 from services.scheduler.store.overview import Overview
 from tests.contract.scheduler.requests import new_session
 from tests.contract.scheduler.rig import Mesh, running_mesh
-from tests.doubles.fake_trainer import POOL
+from tests.doubles.fake_trainer import POOL, FakeTrainer
 from tests.doubles.valkey import ValkeyProcess
 
 
@@ -77,3 +77,21 @@ async def test_a_clients_own_failures_do_not_open_it_FAIL_16(mesh: Mesh) -> None
         await mesh.failed(await mesh.batch(model, 1))
     await mesh.done(await mesh.batch(models[-1], 1))
     assert not mesh.trainer.superseded.is_set()
+
+
+async def test_a_trainer_that_fails_every_replay_closes_no_model_it_restarts_FAIL_16_GAP_02(mesh: Mesh) -> None:
+    """Its successor is well, and has all of them again."""
+    models = [await mesh.opened(new_session(), n) for n in range(TRIPS)]
+    for model in models:
+        await mesh.done(await mesh.batch(model, 1))
+    await mesh.trainer.stop()
+    mesh.trainer = FakeTrainer(mesh.root, facts=mesh.facts)
+    mesh.trainer.faults.add("fail", "pass", times=0)
+    await mesh.start_trainer()
+    steps = [await mesh.step(model, 2) for model in models]
+    await mesh.until(mesh.trainer.superseded.is_set)
+    assert [await mesh.state(step) for step in steps] == ["queued"] * TRIPS
+    await mesh.replace_trainer()
+    for step in steps:
+        assert (await mesh.done(step)).optim_step.metrics["window_datums"] == 1
+    assert await Overview(mesh.redis).breaker(POOL) == ""
