@@ -14,6 +14,7 @@ from tinkermesh.wire.v1 import wire_pb2 as wire
 from services.common.errors import TinkermeshError
 from services.common.store import public_directory
 from services.common.tinker_path import parse_tinker_path
+from tests.chaos.history import Command
 from tests.chaos.player import Done, ModelRun, Run
 from tests.chaos.reference import Expected, Reference, State, expected_sequences
 from tests.doubles.published import read_state
@@ -43,8 +44,13 @@ def _model(model: ModelRun, references: dict[int, Reference], store: Path) -> It
             yield f"seq {command.seq} ({command.kind}) was never settled"
             continue
         yield from (f"seq {command.seq} ({command.kind}): {text}" for text in _outcome(done, expected))
-        if command.kind == "save":
+        if command.kind == "save" and _last_of_its_name(command, model):
             yield from _saved(model.path(command.name), expected.state or {}, store)
+
+
+def _last_of_its_name(save: Command, model: ModelRun) -> bool:
+    later = (one for one in model.plan.commands if one.seq > save.seq)
+    return not any(one.kind == "save" and one.name == save.name for one in later)
 
 
 def _start(model: ModelRun, references: dict[int, Reference]) -> Reference | None:

@@ -36,6 +36,7 @@ class Command:
     length: int = 6
     name: str = ""
     optimizer: bool = True
+    overwrite: bool = False
     samples: int = 0
     wait: bool = False
     again: bool = False
@@ -123,8 +124,10 @@ def _commands(rng: random.Random) -> list[Command]:
         kinds += [_batch(rng) for _ in range(rng.randint(1, 3))]
         kinds.append(Command("optim", 0, seed=rng.randrange(1 << 31)))
         if rng.random() < 0.25:
-            saved = f"s{step}"
-            kinds.append(Command("save", 0, name=saved, wait=True))
+            over = saved != "" and rng.random() < 0.5
+            saved = saved if over else f"s{step}"
+            # Later saves of the name may be on their way at once; the first is there before anything loads it.
+            kinds.append(Command("save", 0, name=saved, overwrite=over, wait=not over))
         elif saved and rng.random() < 0.3:
             kinds.append(Command("load", 0, name=saved, optimizer=rng.random() < 0.5))
         if rng.random() < 0.25:

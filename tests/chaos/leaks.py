@@ -10,7 +10,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from services.common.store import TEMPORARY_PREFIX, VERSION_PREFIX
+from services.common.store import TEMPORARY_PREFIX, VERSION_PREFIX, is_version_of
 from services.scheduler.store import keys
 from tests.chaos.player import Run
 from tests.doubles.fake_trainer import POOL
@@ -83,7 +83,10 @@ def _files(store: Path, run: Run) -> Iterator[str]:
     for residue in store.rglob(f"{TEMPORARY_PREFIX}*"):
         yield f"residue {residue.relative_to(store)}"
     for model in run.models:
+        replaced = {one.name for one in model.plan.commands if one.overwrite}  # older versions have their grace period
         for version in (store / "runs" / model.model_id / "weights").glob(f"{VERSION_PREFIX}*"):
+            if any(is_version_of(version.name, name) for name in replaced):
+                continue
             if not any(link.is_symlink() and link.resolve() == version for link in version.parent.iterdir()):
                 yield f"orphan {version.relative_to(store)}"
         if model.model_id and (store / "durable" / model.model_id).exists():

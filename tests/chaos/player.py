@@ -148,11 +148,11 @@ class Player:
         waiting: list[Command] = list(model.plan.commands)
         while waiting:
             burst = [waiting.pop(0) for _ in range(min(model.plan.burst, len(waiting)))]
-            if any(one.kind in ("load", "snapshot") for one in burst):
-                await asyncio.gather(*(self._outcome(model, done) for done in model.commands if not done.body))
             # A load names what a save of the same burst publishes: one after the other then.
             steps = [[one] for one in burst] if any(one.kind == "load" for one in burst) else [burst]
             for step in steps:
+                if any(one.kind in ("load", "snapshot") for one in step):
+                    await asyncio.gather(*(self._outcome(model, done) for done in model.commands if not done.body))
                 sent = await asyncio.gather(*(self._send(model, one) for one in step))
                 model.commands += sent
                 await asyncio.gather(*(self._outcome(model, done) for done in sent if done.command.wait))
@@ -238,7 +238,12 @@ def request_of(model: ModelRun, command: Command) -> tuple[str, Body]:
         case "optim":
             return "/optim_step", {**named, "adam_params": {**ADAM, **adam_of(command)}, "type": "optim_step"}
         case "save":
-            return "/save_weights", {**named, "path": command.name, "type": "save_weights"}
+            return "/save_weights", {
+                **named,
+                "path": command.name,
+                "overwrite": command.overwrite,
+                "type": "save_weights",
+            }
         case "load":
             return "/load_weights", {**named, "path": model.path(command.name), "optimizer": command.optimizer}
         case "snapshot":
