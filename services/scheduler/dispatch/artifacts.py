@@ -11,7 +11,16 @@ from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common.clock import now_ms
-from services.common.errors import Gone, StaleFence, TinkermeshError, Unavailable, UnknownId, UserError
+from services.common.errors import (
+    Gone,
+    MissingResource,
+    ServerError,
+    StaleFence,
+    TinkermeshError,
+    Unavailable,
+    UnknownId,
+    UserError,
+)
 from services.common.tinker_path import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS, TinkerPath
 from services.scheduler.dispatch import reports
 from services.scheduler.dispatch.client import TrainerClient
@@ -23,6 +32,8 @@ from services.scheduler.store.training import TrainingStore
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.2
+VISIBLE_SECONDS = 10.0
+"""How long a publication may take to reach this reader of the shared store."""
 _KINDS = {"save_weights": WEIGHTS, "save_for_sampler": SAMPLER_WEIGHTS, "save_external": EXTERNAL_WEIGHTS}
 USER, SERVER = types.FAILURE_CATEGORY_USER, types.FAILURE_CATEGORY_SERVER
 
@@ -120,7 +131,7 @@ class Publications:
     ) -> tuple[types.Result, str]:
         body = str(stored.command.WhichOneof("body"))
         path = TinkerPath(stored.model_id, _KINDS[body], name)
-        await self._catalog.published(self._pool, path, outcome.size_bytes)
+        await self._seen(path, outcome.size_bytes)
         result = types.SaveResult(path=str(path), size_bytes=outcome.size_bytes)
         if body == "save_for_sampler":
             save = stored.command.save_for_sampler
@@ -129,6 +140,19 @@ class Publications:
                 self._pool, stored.tenant, str(path), outcome.version_directory, seq
             )
         return types.Result(save=result), str(path)
+
+    async def _seen(self, path: TinkerPath, size_bytes: int) -> None:
+        """Remote file systems show a new name late. Raises ServerError when this one does not in time (CKPT-21)."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + VISIBLE_SECONDS
+        while True:
+            try:
+                return await self._catalog.published(self._pool, path, size_bytes)
+            except MissingResource as error:
+                if loop.time() >= ends:
+                    text = f"{path} was published, but the scheduler does not see it in the shared store"
+                    raise ServerError(f"{text} after {VISIBLE_SECONDS:g} s; check its mount, save again") from error
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 def _failed(ref: pb.UnitRef, message: str) -> pb.ArtifactOutcome:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import KeyConflict, Unavailable
+from services.common.errors import KeyConflict, MissingResource, Unavailable
 from services.common.store import resolve
 from services.common.tinker_path import TinkerPath, parse_tinker_path
+from services.scheduler.artifacts import Artifact, Artifacts
+from services.scheduler.dispatch import artifacts
 from services.scheduler.store.catalog import CatalogStore
 from services.scheduler.store.functions import Functions
 from tests.contract.scheduler.recovering import busy, kill_trainer
@@ -218,3 +220,38 @@ async def test_a_trainer_that_breaks_while_it_is_asked_for_a_save_fails_the_save
         failure = await mesh.failed(await mesh.save(model, 1))
     assert failure.category == 2
     await mesh.done(await mesh.save(model, 2))
+
+
+def unseen(monkeypatch: pytest.MonkeyPatch, looks: int) -> list[TinkerPath]:
+    """The scheduler's mount shows nothing new for so many looks; answers what was looked for."""
+    found, looked = Artifacts.stored, []
+
+    async def late(self: Artifacts, path: TinkerPath) -> Artifact:
+        looked.append(path)
+        if len(looked) <= looks:
+            raise MissingResource(f"{path} does not exist")
+        return await found(self, path)
+
+    monkeypatch.setattr(Artifacts, "stored", late)
+    return looked
+
+
+async def test_a_publication_that_the_scheduler_sees_late_is_waited_for_CKPT_21(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = await mesh.opened(new_session())
+    looked = unseen(monkeypatch, 2)
+    assert (await mesh.done(await mesh.save(model, 1, "late"))).save.path.endswith("weights/late")
+    assert len(looked) == 3
+
+
+async def test_a_publication_that_never_shows_fails_its_save_saying_so_CKPT_21(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "VISIBLE_SECONDS", 0.3)
+    model = await mesh.opened(new_session())
+    unseen(monkeypatch, 1_000)
+    failure = await mesh.failed(await mesh.save(model, 1, "never"))
+    assert failure.category == types.FAILURE_CATEGORY_SERVER
+    assert "does not see it in the shared store after 0.3 s" in failure.message
+    await mesh.done(await mesh.step(model, 2))
