@@ -134,3 +134,50 @@ async def test_with_paging_off_a_create_waits_IDEM_12(
         assert (state, "every adapter slot is taken" in reason) == ("paused_capacity", True)
         await mesh.done(await mesh.unload(model))
         await mesh.done(create)
+
+
+async def test_a_model_whose_durable_point_failed_is_left_alone_for_a_while(
+    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
+) -> None:
+    async with running_mesh(valkey.url, tmp_path, slots=2, paging=QUICK) as mesh:
+        first, second = [await mesh.opened(new_session()) for _ in range(2)]
+        await rounds(mesh, first, [1])
+        await mesh.done(await mesh.batch(second, 1, [3]))
+        await mesh.done(await mesh.step(second, 2))
+        mesh.trainer.faults.add("fail", "publish")
+        await mesh.opened(new_session())
+        assert [await phase(mesh, model) for model in (first, second)] == ["live", "unseated"]
+        late = await mesh.create(new_session())  # one of two slots is the new model's, which has nothing to save
+        await mesh.done(late)
+        assert await phase(mesh, first) == "live"
+        assert await counter(mesh, "durable_failures_total") == 1
+
+
+async def test_a_store_that_takes_no_durable_point_is_not_asked_at_every_turn(
+    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
+) -> None:
+    async with running_mesh(valkey.url, tmp_path, slots=1, paging=QUICK) as mesh:
+        model = await mesh.opened(new_session())
+        await rounds(mesh, model, [1])
+        mesh.trainer.faults.add("fail", "publish", times=0)
+        waiting = await mesh.create(new_session())
+        await asyncio.sleep(0.6)
+        assert await counter(mesh, "durable_failures_total") == 1
+        assert await mesh.state(waiting) == "queued"
+        await rounds(mesh, model, [2])
+
+
+async def test_a_model_whose_save_is_being_written_keeps_its_slot_until_then(
+    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
+) -> None:
+    async with running_mesh(valkey.url, tmp_path, slots=1, paging=QUICK) as mesh:
+        model = await mesh.opened(new_session())
+        hold = mesh.trainer.faults.add("hold_before", "publish", times=0)
+        save = await mesh.save(model, 1, "slow")
+        create = await mesh.create(new_session())
+        await asyncio.sleep(0.4)
+        assert await counter(mesh, "pages_total") == 0
+        mesh.trainer.faults.remove(hold)
+        await mesh.done(save)
+        await mesh.done(create)
+        assert await counter(mesh, "pages_total") == 1

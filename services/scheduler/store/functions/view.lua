@@ -54,16 +54,23 @@ local function recovering_view(prefix, id)
 end
 
 local SEATED = { 'load_number', 'phase', 'inflight', 'doomed', 'last_request_ms', 'worked_ms', 'seated_ms', 'base_pos',
-  'barrier_pos', 'base' }
+  'barrier_pos', 'base', 'captures', 'durable_after' }
+
+-- One whose save is being written would want its slot back at once; one whose durable point has just failed
+-- would have another captured at once.
+local function may_leave(row, now)
+  local live = row[2] == 'live' and row[3] == '0' and row[4] ~= '1' and (row[10] or '') ~= ''
+  return live and tonumber(row[11] or 0) == 0 and tonumber(row[12] or 0) <= now
+end
 
 -- What may be paged out, of the slots that are held.
-local function seated_view(prefix, slots)
+local function seated_view(prefix, slots, now)
   local found = {}
   for index = 1, #slots, 2 do
     local id = slots[index + 1]
     if id ~= '' and not string.match(id, '^unload:') and not string.match(id, '^quarantine:') then
       local row = redis.call('HMGET', prefix .. ':model:' .. id, unpack(SEATED))
-      if row[2] == 'live' and row[3] == '0' and row[4] ~= '1' and (row[10] or '') ~= '' then
+      if may_leave(row, now) then
         local idle = math.max(tonumber(row[5] or 0), tonumber(row[6] or 0))
         local busy = redis.call('ZSCORE', prefix .. ':active', id)
         local running = redis.call('HEXISTS', prefix .. ':durables_running', id)
@@ -105,7 +112,7 @@ local function recovery_view(prefix, slots, free, now)
     local key = redis.call('HGET', prefix .. ':queue:' .. id, '0')
     waiting = key and redis.call('HGET', row_key(prefix, key), 'admitted_ms') or ''
   end
-  if free == 0 and (#seekers > 0 or waiting ~= '') then seated = seated_view(prefix, slots) end
+  if free == 0 and (#seekers > 0 or waiting ~= '') then seated = seated_view(prefix, slots, now) end
   local unseated = int(redis.call('ZCARD', prefix .. ':unseated'))
   return { recovering, seekers, due, lost, unseated, seated, waiting, int(now) }
 end
