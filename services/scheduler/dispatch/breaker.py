@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 from services.common.errors import TinkermeshError
@@ -14,6 +15,8 @@ from services.scheduler.store.training import Settlement, TrainingStore
 
 log = logging.getLogger(__name__)
 
+ASK_SECONDS = 5.0
+"""Until an open one asks again: the first request may have been lost."""
 _FAILED = ("fail", "seat_failed")
 
 
@@ -25,6 +28,8 @@ class CircuitBreaker:
         self._client, self._store = client, store
         self._breaker = Breaker()
         self._noted = False  # in Redis, by whichever incarnation
+        self._reason = ""
+        self._asked = 0.0  # monotonic
         self.open = False
 
     async def resume(self) -> None:
@@ -32,7 +37,13 @@ class CircuitBreaker:
         broken, reason = await self._store.broken(self._pool)
         self._noted, self.open = bool(broken), broken == self._incarnation
         if self.open:
-            await self._ask_for_restart(reason)
+            self._reason = reason
+            await self._ask_for_restart()
+
+    async def wait(self) -> None:
+        """Nothing is issued while it is open; its trainer is asked again now and then."""
+        if time.monotonic() - self._asked >= ASK_SECONDS:
+            await self._ask_for_restart()
 
     async def saw(self, prepared: Prepared, outcome: Outcome, entries: Sequence[Settlement]) -> None:
         """A unit has settled, live or replayed; only those that compute say something. Raises StaleFence,
@@ -56,11 +67,13 @@ class CircuitBreaker:
         reason = f"{TRIPS} units in a row failed, each of one request: {cause}"
         log.error("pool %s: circuit breaker: %s; work waits until the trainer has restarted", self._pool, reason)
         self.open = self._noted = True
+        self._reason = reason
         await self._store.open_breaker(self._pool, self._term, self._incarnation, reason)
-        await self._ask_for_restart(reason)
+        await self._ask_for_restart()
 
-    async def _ask_for_restart(self, reason: str) -> None:
+    async def _ask_for_restart(self) -> None:
+        self._asked = time.monotonic()
         try:
-            await self._client.retire(self._term, self._incarnation, reason)
+            await self._client.retire(self._term, self._incarnation, self._reason)
         except TinkermeshError as error:
             log.error("pool %s: the trainer could not be asked to restart: %s", self._pool, error)

@@ -141,6 +141,7 @@ class Cell:
         nothing is ready.
         """
         if self._breaker.open:
+            await self._breaker.wait()
             return None
         view = await self._parts.ready.view(self._pool, self._policy.budget)
         self._progress.seen(view.recovery)

@@ -10,7 +10,10 @@ from typing import Any, cast
 import pytest
 from redis.asyncio import Redis
 
+from services.common.errors import Unavailable
 from services.scheduler.core.breaker import TRIPS
+from services.scheduler.dispatch import breaker
+from services.scheduler.dispatch.client import TrainerClient
 from services.scheduler.store import keys
 from services.scheduler.store.overview import Overview
 from tests.contract.scheduler.requests import new_session
@@ -95,3 +98,19 @@ async def test_a_trainer_that_fails_every_replay_closes_no_model_it_restarts_FAI
     for step in steps:
         assert (await mesh.done(step)).optim_step.metrics["window_datums"] == 1
     assert await Overview(mesh.redis).breaker(POOL) == ""
+
+
+async def test_a_lost_request_to_restart_is_repeated_FAIL_16(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaker, "ASK_SECONDS", 0.05)
+    asked, retire = 0, TrainerClient.retire
+
+    async def lost_once(self: TrainerClient, term: int, incarnation: str, reason: str) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise Unavailable("the trainer did not hear of it")
+        await retire(self, term, incarnation, reason)
+
+    monkeypatch.setattr(TrainerClient, "retire", lost_once)
+    await tripped(mesh)
+    assert asked >= 2
