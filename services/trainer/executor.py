@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tinkermesh.v1 import trainer_pb2 as pb
@@ -56,7 +56,7 @@ class Executor:
 
     def _dispatch(self, kind: str, unit: pb.Unit, payload: bytes, traceparent: str) -> Executed:
         if kind == "pass":
-            return self._pass(getattr(unit, "pass"), payload)
+            return self._pass(getattr(unit, "pass"), payload, replay=unit.replay)
         handlers: dict[str, Callable[[], pb.UnitOutcome]] = {
             "optim": lambda: pb.UnitOutcome(slots=self.commands.optim(unit.optim)),
             "init": lambda: pb.UnitOutcome(slots=[self.commands.init(unit.init)]),
@@ -70,11 +70,11 @@ class Executor:
             raise AgreedFailure(Status(ok=False, message="the unit has no work this trainer knows"), everywhere=True)
         return Executed(handler(), b"")
 
-    def _pass(self, work: pb.PassWork, payload: bytes) -> Executed:
+    def _pass(self, work: pb.PassWork, payload: bytes, *, replay: bool) -> Executed:
         commands = self.commands
-        prepared = unanimous(
-            commands.control, "pass", lambda: passes.prepare(work, payload, commands.table, self.limits)
-        )
+        # What once fitted has taken effect: another life's estimate must not refuse it, or its model is lost.
+        limits = replace(self.limits, memory=None) if replay else self.limits
+        prepared = unanimous(commands.control, "pass", lambda: passes.prepare(work, payload, commands.table, limits))
         outcome, scores = passes.assemble(prepared, self._run_pass(prepared))
         for slot in prepared.slots:
             commands.table.set_window(slot, commands.engine.window_open(slot))

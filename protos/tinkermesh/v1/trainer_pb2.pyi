@@ -592,7 +592,7 @@ class Unit(_message.Message):
     unit_id: _builtins.str
     payload_bytes: _builtins.int
     replay: _builtins.bool
-    """repeats what an earlier life of the slot did; told in logs, changes nothing"""
+    """repeats what an earlier life of the slot did: no memory estimate refuses it"""
     @_builtins.property
     def optim(self) -> Global___OptimWork: ...
     @_builtins.property

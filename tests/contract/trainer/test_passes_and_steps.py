@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tinkermesh.v1 import trainer_pb2 as pb
@@ -9,6 +11,7 @@ from tinkermesh.v1.types_pb2 import FAILURE_CATEGORY_SERVER, FAILURE_CATEGORY_US
 
 from services.common.errors import InvalidInput
 from services.trainer.engine import StepResult
+from services.trainer.memory_limit import MemoryEstimate
 from tests.contract.trainer.harness import Rig, datum, train
 
 
@@ -50,6 +53,18 @@ async def test_bad_datum_is_refused_alone_and_the_rest_contributes(rig: Rig):
         await client.done(client.units.init(slot))
     await client.done(client.units.train([(0, [datum(5)]), (1, [datum(3)])], load=2))
     assert trainer.digests() == together
+
+
+async def test_a_replay_is_not_refused_by_another_lifes_memory_estimate_ADD_05(rig: Rig):
+    trainer, client = rig
+    await client.done(client.units.init(0))
+    known = trainer.leader._executor
+    executor = replace(known, limits=replace(known.limits, memory=MemoryEstimate(0.0, 1.0, 4)))
+    for replay in (False, True):
+        unit, payload = client.units.train([(0, [datum(5), datum(3)])])
+        unit.replay = replay
+        outcome = executor.run(unit, payload).outcome
+        assert [d.HasField("failure") for d in getattr(outcome, "pass").datums] == [not replay, False]
 
 
 async def test_datum_the_engine_refuses_fails_alone(rig: Rig):
