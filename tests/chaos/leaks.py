@@ -24,9 +24,16 @@ _KEPT_BY_PURGE = re.compile(r":cat:|:session_key:|:ended:|\{s:|:sampling:|:sampl
 async def leaks(redis: Redis, store: Path, run: Run) -> list[str]:
     """What is still there after a while; a leak stays, so only what outlasts it is told."""
     deadline = time.monotonic() + SETTLED_SECONDS
-    while (found := list(_found(redis, store, run))) and time.monotonic() < deadline:
+    while (found := _look(redis, store, run)) and time.monotonic() < deadline:
         await asyncio.sleep(POLL_SECONDS)
     return found
+
+
+def _look(redis: Redis, store: Path, run: Run) -> list[str]:
+    try:
+        return list(_found(redis, store, run))
+    except FileNotFoundError as error:
+        return [f"{error.filename} was removed during the look"]
 
 
 def _found(redis: Redis, store: Path, run: Run) -> Iterator[str]:
@@ -89,7 +96,7 @@ def _files(store: Path, run: Run) -> Iterator[str]:
                 continue
             if not any(link.is_symlink() and link.resolve() == version for link in version.parent.iterdir()):
                 yield f"orphan {version.relative_to(store)}"
-        if model.model_id and (store / "durable" / model.model_id).exists():
+        if model.model_id and (store / "durable" / POOL / model.model_id).exists():
             yield f"durable points of {model.model_id} are still there"
     for blob in store.rglob("blob-*"):
         yield f"payload file {blob.relative_to(store)}"

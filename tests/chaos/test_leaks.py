@@ -73,7 +73,7 @@ def test_what_stays_in_redis_is_named(
     [
         (f"runs/{MODEL}/weights/_version_a_1/meta.json", "orphan"),
         (f"runs/{MODEL}/weights/_tmp_a_1/meta.json", "residue"),
-        (f"durable/{MODEL}/3/state.json", "durable points"),
+        (f"durable/{POOL}/{MODEL}/3/state.json", "durable points"),
         ("payloads/double/blob-1", "payload file"),
     ],
 )
