@@ -6,7 +6,7 @@
 #   make fuzz        ten minutes of fuzzing the decoders
 #   make numbers     measure what is claimed of the numbers; the table is out/numbers.md
 #   make cookbook    recipes of the cookbook against real local meshes
-#   make chaos       500 seeded histories with processes killed at named points and at random; under an hour
+#   make chaos       500 seeded histories with processes killed at named points and at random, 20 on the real trainer
 #   make redis       Redis killed, failing over, losing power; the contract on a cluster; ten minutes
 #   make soak        MINUTES=60 of random kills under the load of eight tenants
 #   make chart-test  the Helm chart with helm 3, helm 4 and all validators
@@ -132,8 +132,10 @@ redis: install
 # SEEDS="17 44" plays those once more. Results and the logs of violations are in out/chaos.
 HISTORIES ?= 500
 SHARDS    ?= 3
+REAL      ?= 20
 chaos: install
 	$(BIN)/python -m tests.chaos --shards $(SHARDS) $(if $(SEEDS),--seed $(SEEDS),--histories $(HISTORIES)) $(ARGS)
+	$(if $(SEEDS),,$(BIN)/python -m tests.chaos.real --histories $(REAL))
 
 MINUTES ?= 60
 soak: install

@@ -25,7 +25,7 @@ from tests.chaos.history import STOP_SECONDS, Fault, History, ModelPlan, make
 from tests.chaos.leaks import leaks
 from tests.chaos.mesh import RealChaosMesh
 from tests.chaos.player import Player, Run
-from tests.doubles.default_model import default_model_or_skip
+from tools.make_tiny_qwen3 import build
 
 VICTIMS = ("trainer", "trainer", "scheduler", "gateway", "redis")
 SHORTEST = 4  # tokens of a datum: below that the design promises no tolerance
@@ -102,7 +102,7 @@ def main() -> int:
     waiting = [seed for seed in range(options.first, options.first + options.histories) if seed not in done]
     shutil.rmtree(options.out / "mesh", ignore_errors=True)
     bad = 0
-    with RealChaosMesh(options.out / "mesh", options.model or default_model_or_skip()) as mesh:
+    with RealChaosMesh(options.out / "mesh", options.model or build(options.out / "tiny-qwen3")) as mesh:
         for seed in waiting:
             if time.monotonic() > ends:
                 break
@@ -120,7 +120,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--histories", type=int, default=20)
     parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--model", type=Path, help="directory of a model; by default SmolLM2")
+    parser.add_argument("--model", type=Path, help="directory of a model; by default a tiny one is made")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further history after these")
     parser.add_argument("--out", type=Path, default=Path("out/chaos-real"))
     return parser.parse_args()
