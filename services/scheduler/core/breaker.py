@@ -29,4 +29,5 @@ class Breaker:
             self.failed.clear()
         elif lone:
             self.failed.extend(models)
+            del self.failed[:-TRIPS]
         return len(self.failed) >= TRIPS and len(set(self.failed)) > 1

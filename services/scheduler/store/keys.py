@@ -163,7 +163,8 @@ def model(pool: str, model_id: str) -> str:
 
     Of recovery: phase (functions/_seats.lua), base, base_pos, log_end, applied, barrier_pos, log_bytes,
     steps_since (functions/_log.lua), captures, home (last slot), seated_ms, worked_ms, replay_deaths,
-    replay_faults, replay_alone, seat_after, durable_soon, durable_after, durable_covers, durable_steps, durable_ms.
+    replay_faults, faults_of (trainer), replay_alone, seat_after, durable_soon, durable_after, durable_covers,
+    durable_steps, durable_ms.
 
     Beside it ``names:<model id>``, the set of the names its snapshots took.
     """

@@ -100,6 +100,23 @@ async def test_a_trainer_that_fails_every_replay_closes_no_model_it_restarts_FAI
     assert await Overview(mesh.redis).breaker(POOL) == ""
 
 
+async def test_faults_of_one_trainer_do_not_count_against_a_model_on_the_next_FAIL_16_GAP_02(mesh: Mesh) -> None:
+    models = [await mesh.opened(new_session(), n) for n in range(2)]
+    for model in models:
+        await mesh.done(await mesh.batch(model, 1))
+    steps = []
+    for _ in range(2):
+        await mesh.trainer.stop()
+        mesh.trainer = FakeTrainer(mesh.root, facts=mesh.facts)
+        mesh.trainer.faults.add("fail", "pass", times=0)
+        await mesh.start_trainer()
+        steps = steps or [await mesh.step(model, 2) for model in models]
+        await mesh.until(mesh.trainer.superseded.is_set)
+    await mesh.replace_trainer()
+    for step in steps:
+        assert (await mesh.done(step)).optim_step.metrics["window_datums"] == 1
+
+
 async def test_a_lost_request_to_restart_is_repeated_FAIL_16(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breaker, "ASK_SECONDS", 0.05)
     asked, retire = 0, TrainerClient.retire

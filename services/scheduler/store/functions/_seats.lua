@@ -86,6 +86,13 @@ local function replayed_to(context, id, applied)
   if applied == log_end then go_live(context, id) end
 end
 
+-- How often restoring this model has failed in turn on the trainer of now: what another one did says nothing.
+local function count_fault(context, row)
+  local life = redis.call('HGET', context.prefix .. ':cell', 'incarnation') or ''
+  if redis.call('HGET', row, 'faults_of') ~= life then redis.call('HSET', row, 'faults_of', life, 'replay_faults', '0') end
+  return redis.call('HINCRBY', row, 'replay_faults', 1)
+end
+
 -- The seat cannot be trusted: the slot is cleaned and filled anew, after a wait four times as long each time.
 local function seat_failed(context, id, message, shared, cause)
   local row = model_row(context, id)
@@ -95,7 +102,7 @@ local function seat_failed(context, id, message, shared, cause)
   if shared then
     redis.call('HSET', row, 'replay_alone', '1')
   else
-    local faults = redis.call('HINCRBY', row, 'replay_faults', 1)
+    local faults = count_fault(context, row)
     if faults >= MAX_FAULTS[cause] then
       close_model(context, id, SERVER, 'recovery failed: ' .. message .. restore_text(context, id))
       return

@@ -82,10 +82,10 @@ local function seated_view(prefix, slots, now)
   return found
 end
 
--- nil while its last seat failed a moment ago.
+-- nil while its last seat on this trainer failed a moment ago.
 local function seek_view(prefix, id, since, now)
-  local home, after = unpack(redis.call('HMGET', prefix .. ':model:' .. id, 'home', 'seat_after'))
-  if tonumber(after or 0) > now then return nil end
+  local home, after, faults_of = unpack(redis.call('HMGET', prefix .. ':model:' .. id, 'home', 'seat_after', 'faults_of'))
+  if tonumber(after or 0) > now and redis.call('HGET', prefix .. ':cell', 'incarnation') == faults_of then return nil end
   return { id, since, home or '' }
 end
 
