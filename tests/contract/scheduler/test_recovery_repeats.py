@@ -17,12 +17,14 @@ from tests.contract.scheduler.recovering import (
     final_state,
     kill_trainer,
     live,
+    log_length,
     phase,
     rounds,
     undisturbed,
 )
 from tests.contract.scheduler.requests import new_session
 from tests.contract.scheduler.rig import Mesh, running_mesh
+from tests.contract.scheduler.test_training_packing import held
 from tests.doubles.valkey import ValkeyProcess
 
 QUICK = Paging(on=True, idle_ms=20, after_ms=300)
@@ -173,3 +175,84 @@ async def test_two_deaths_in_the_middle_of_one_shared_pass_end_only_whom_it_kill
     await mesh.failed(first)
     for request in rest:
         await mesh.done(request)
+
+
+async def test_an_ordered_end_waits_for_a_model_that_waits_for_its_slot_FAIL_14_ADD_09(
+    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
+) -> None:
+    """Paged out, its window in the log, commands accepted, its session finished, and then the trainer dies."""
+    async with running_mesh(valkey.url, tmp_path, slots=1, paging=QUICK) as mesh:
+        session = new_session()
+        model = await mesh.opened(session)
+        await mesh.done(await mesh.batch(model, 1, [3, 4]))
+        other = await mesh.opened(new_session())
+        assert await phase(mesh, model) == "unseated"
+        hold = mesh.trainer.faults.add("hold_before", "pass", times=0)
+        running = await mesh.batch(other, 1)
+        await mesh.until(lambda: busy(mesh))
+        work = [await mesh.step(model, 2), await mesh.save(model, 3, "kept")]
+        await mesh.replicas[0].training.models.close_session("double", session, "finished", settle_accepted=True)
+        old = await kill_trainer(mesh)
+        old.faults.remove(hold)
+        for request in (running, *work):
+            await mesh.done(request)
+
+        async def gone() -> bool:
+            return model not in "".join((await mesh.slots()).values()) and await phase(mesh, model) == ""
+
+        await mesh.until(gone)
+        assert await log_length(mesh, model) == 0
+
+
+async def test_an_optimizer_step_that_closed_its_model_is_not_replayed_into_others_ADD_05_GAP_03(mesh: Mesh) -> None:
+    """A merged step whose one slot failed: the failed one leaves no entry, the other's is replayed alone."""
+    calm = await undisturbed(mesh, [1, 2])
+    good, bad = [await mesh.opened(new_session()) for _ in range(2)]
+    for model in (good, bad):
+        await mesh.done(await mesh.batch(model, 1, [3, 4], salt=1))
+    mesh.trainer.faults.add("fail", "optim", times=2)  # the merged one and the first alone; the second succeeds
+    async with held(mesh):
+        steps = [await mesh.step(model, 2) for model in (good, bad)]
+    outcomes = [(await mesh.settled(step)).WhichOneof("outcome") for step in steps]
+    assert sorted(outcomes) == ["failure", "optim_step"], outcomes
+    survivor = (good, bad)[outcomes.index("optim_step")]
+    await kill_trainer(mesh)
+    await rounds(mesh, survivor, [2])
+    assert await final_state(mesh, survivor, 5) == calm
+
+
+async def test_a_model_without_any_command_comes_back_too_and_gets_its_first_GAP_02(mesh: Mesh) -> None:
+    models = [await mesh.opened(new_session()) for _ in range(3)]
+    for _ in range(3):
+        await kill_trainer(mesh)
+    await live(mesh, *models)
+    for model in models:
+        await rounds(mesh, model, [1])
+    assert [entry["kind"] for entry in mesh.trainer.journal.entries].count("init") == 3
+
+
+async def test_log_bytes_and_payloads_are_given_back_whatever_ended_the_model_GAP_11(
+    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
+) -> None:
+    """By unload, lease, poison or divergence: no payload, no count of one is left."""
+    async with running_mesh(valkey.url, tmp_path) as mesh:
+        sessions = [new_session() for _ in range(3)]
+        unloaded, expired, broken = [await mesh.opened(session) for session in sessions]
+        for model in (unloaded, expired, broken):
+            await mesh.done(await mesh.batch(model, 1, [3, 4]))
+        assert await counter(mesh, "log_bytes") > 0
+        mesh.trainer.faults.add("fail", "optim", times=2)
+        await mesh.failed(await mesh.step(broken, 2))
+        await kill_trainer(mesh)
+        await mesh.done(await mesh.unload(unloaded))
+        await mesh.replicas[0].training.models.close_session(
+            "double", sessions[1], "lease expired", settle_accepted=False
+        )
+
+        async def clean() -> bool:
+            left = [name async for name in redis_client.scan_iter(match="tm:{p:double}:pay:*")]
+            return not left and await counter(mesh, "log_bytes") == 0
+
+        await mesh.until(clean)
+        logs = [name async for name in redis_client.scan_iter(match="tm:{p:double}:log:*")]
+        assert logs == []
