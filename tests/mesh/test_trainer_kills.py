@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 import tinker
 
@@ -38,16 +42,40 @@ def kill_trainer(mesh: MeshProcesses) -> float:
     return time.monotonic() - began
 
 
+@contextmanager
+def watched(mesh: MeshProcesses) -> Iterator[Counter[int]]:
+    """How often which status was answered to a look at any gateway's health, twenty times a second."""
+    statuses: Counter[int] = Counter()
+    over = threading.Event()
+
+    def look() -> None:
+        with httpx.Client(timeout=5) as client:
+            while not over.wait(0.05):
+                for url in mesh.gateway_urls:
+                    statuses[client.get(f"{url}/api/v1/healthz").status_code] += 1
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield statuses
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_kill_of_the_trainer_changes_no_bit_and_no_client_sees_it_GAP_02_FAIL_14(
     replicated: MeshProcesses, tmp_path: Path
 ) -> None:
     mesh = replicated
     calm = start_scenario(tmp_path / "calm", mesh.environment, BASE_MODEL, "--rounds", str(ROUNDS)).report()
     stormy_run = start_scenario(tmp_path / "stormy", mesh.environment, BASE_MODEL, "--rounds", str(ROUNDS))
-    for mark in ("created", "round 1", "round 2", "round 7", "saved"):
-        stormy_run.wait_mark(mark)
-        kill_trainer(mesh)
-    stormy = stormy_run.report()
+    with watched(mesh) as health:
+        for mark in ("created", "round 1", "round 2", "round 7", "saved"):
+            stormy_run.wait_mark(mark)
+            kill_trainer(mesh)
+        stormy = stormy_run.report()
+    assert set(health) == {200}
+    assert health[200] > 40
     check_scenario(stormy, vocab=512, tolerance=0.0)
     assert final_state(mesh, stormy) == final_state(mesh, calm)
     for part in ("chunked", "rounds", "resumed"):
