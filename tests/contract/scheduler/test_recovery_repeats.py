@@ -84,10 +84,10 @@ async def test_of_a_request_in_two_units_the_second_half_runs_once_more_and_the_
         assert await final_state(mesh, model, 3) == await final_state(mesh, calm_model, 3)
 
 
-async def test_a_save_of_a_model_that_was_paged_out_is_published_in_spite_of_a_death_GAP_02(
+async def test_a_save_that_is_being_written_keeps_its_slot_and_outlives_a_death_GAP_02(
     valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
 ) -> None:
-    """It is captured, its model has given up its slot to another, and then the trainer dies."""
+    """Another model waits for the slot: it gets it when the save is published, by the next trainer."""
     async with running_mesh(valkey.url, tmp_path, slots=1, paging=QUICK) as mesh:
         model = await mesh.opened(new_session())
         await mesh.done(await mesh.batch(model, 1, [3, 4], salt=1))
@@ -98,13 +98,15 @@ async def test_a_save_of_a_model_that_was_paged_out_is_published_in_spite_of_a_d
             return await mesh.state(save) == "captured"
 
         await mesh.until(captured)
-        other = await mesh.opened(new_session())
-        assert await phase(mesh, model) == "unseated"
+        other = await mesh.create(new_session())
+        await asyncio.sleep(0.3)
+        assert await phase(mesh, model) == "live"
         old = await kill_trainer(mesh)
         assert (await mesh.done(save)).save.path.endswith("weights/kept")
         old.faults.remove(hold)
+        made = (await mesh.done(other)).model.model_id
         await mesh.done(await mesh.step(model, 3))
-        await rounds(mesh, other, [1])
+        await rounds(mesh, made, [1])
 
 
 @pytest.mark.parametrize("end", ["unload", "lease"])
