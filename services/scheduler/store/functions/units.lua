@@ -235,9 +235,12 @@ local function log_effects(context, items, args, name)
   for _, entry in ipairs(logged) do append_log(context, entry[1], unit, entry[2]) end
 end
 
+-- Once for each model, however many of its commands the unit had.
 local function tidy(context, items)
+  local seen = {}
   for _, item in ipairs(items) do
-    if item.k or item.x then
+    if (item.k or item.x) and not seen[item.m] then
+      seen[item.m] = true
       redis.call('HSET', model_row(context, item.m), 'worked_ms', int(context.now))
       advance(context, item.m)
       note_durable(context, item.m)
