@@ -17,7 +17,7 @@ from services.common.tinker_path import parse_tinker_path
 from tools.make_tiny_qwen3 import VOCABULARY, build
 
 NAME = "tinkermesh/tiny"
-MODELS, QUICK_MODELS, SLOTS, ROUNDS, TOKENS = 64, 8, 4, 3, 64
+MODELS, QUICK_MODELS, SLOTS, ROUNDS, TOKENS = 64, 8, 4, 2, 64
 STEPS_A_TURN = 2  # the first comes behind a switch, the second does not
 LIKE: dict[str, Any] = {"base_model": NAME, "vocabulary": VOCABULARY, "tokens": TOKENS}
 FILES = ("adapter_model.safetensors", "optimizer.safetensors")
