@@ -20,7 +20,7 @@ DURABLE_SECONDS = 30.0
 
 
 def run(quick: bool) -> list[Figure]:
-    repetitions = 1 if quick else 3
+    repetitions = 1 if quick else 2
     with tempfile.TemporaryDirectory(prefix="tinkermesh-tiny-") as directory:
         model = build(Path(directory) / "tiny-qwen3")
         with real(model, NAME, sampler=False) as mesh, ClientProcess(mesh.base_url, mesh.keys(1)) as client:
