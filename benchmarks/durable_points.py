@@ -19,7 +19,7 @@ from services.scheduler.settings import Settings
 
 INTERVAL = Settings(store_root="", pepper_file="").durable_every_steps
 NEVER = 1_000_000
-BLOCK = 4  # steps
+BLOCK, REPETITIONS = 4, 5  # steps of a block
 RANK, DATUMS, TOKENS, VOCABULARY = 32, 1, 256, 49_152
 MEASURED = (*PROCESSES, "trainer")
 MEBIBYTE = 1 << 20
@@ -28,18 +28,18 @@ Taken = dict[str, float]
 
 
 def run(quick: bool) -> list[Figure]:
-    repetitions = 1 if quick else 5
+    repetitions = 1 if quick else REPETITIONS
     with real(ensure(), NAME, sampler=False) as mesh, ClientProcess(mesh.base_url, mesh.keys(1)) as client:
         client.do("open", base_model=NAME, vocabulary=VOCABULARY, models=1, tokens=TOKENS, datums=DATUMS, rank=RANK)
         client.do("start_heartbeats", period=10.0)
-        variants = {"with": _variant(mesh, client, BLOCK), "without": _variant(mesh, client, NEVER)}
+        variants = {"with": _variant(mesh, client, BLOCK + 1), "without": _variant(mesh, client, NEVER)}
         results = interleave(variants, repetitions, warmup=1)
         lines = mesh.log_fields("trainer")
     return [*_shares(results), *_points(results, lines)]
 
 
 def _variant(mesh: RunningMesh, client: ClientProcess, interval: int) -> Callable[[], Taken]:
-    """Every block leaves one step less than an interval behind, so a point falls due at its first step, if any may."""
+    """A block leaves less than an interval of steps behind: one point falls due in the next one, if any may."""
 
     def measure() -> Taken:
         mesh.durable_every(interval)
