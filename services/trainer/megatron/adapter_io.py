@@ -15,30 +15,31 @@ from services.trainer.megatron.runtime import Runtime
 
 
 def gather(flat: torch.Tensor, plan: FlatPlan, names: list[str], runtime: Runtime) -> dict[str, torch.Tensor]:
-    """Full tensors by PEFT name, as float32 CPU copies; empty on ranks other than 0. Collective."""
+    """Full tensors by PEFT name, float32 on the CPU; empty on ranks other than 0. Collective.
+
+    Views into one copy of `flat`, not all of them contiguous: whoever writes them rearranges them.
+    """
     shards = _all_shards(flat[plan.replicated :], runtime)
     if runtime.rank != 0:
         return {}
-    return {name: _assemble(flat, shards, plan, plan.by_name[name]) for name in names}
+    copy = flat.detach().to("cpu", copy=True)
+    return {name: _assemble(copy, shards, plan, plan.by_name[name]) for name in names}
 
 
 def _all_shards(shard: torch.Tensor, runtime: Runtime) -> list[torch.Tensor]:
+    """Of every rank; empty when there is only one."""
     if runtime.tp_size == 1:
-        return [shard]
+        return []
     shards = [torch.empty_like(shard) for _ in range(runtime.tp_size)]
     dist.all_gather(shards, shard.contiguous(), group=runtime.tp_group)
     return shards
 
 
-def _assemble(flat: torch.Tensor, shards: list[torch.Tensor], plan: FlatPlan, entry: Entry) -> torch.Tensor:
-    if entry.cut is None:
-        return _copy(plan.view(flat, entry))
+def _assemble(copy: torch.Tensor, shards: list[torch.Tensor], plan: FlatPlan, entry: Entry) -> torch.Tensor:
+    if entry.cut is None or not shards:
+        return plan.view(copy, entry)
     parts = [entry.view(shard, entry.offset - plan.replicated) for shard in shards]
-    return _copy(torch.cat(parts, dim=entry.cut))
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return torch.cat(parts, dim=entry.cut).to("cpu")
 
 
 @torch.no_grad()

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from peft import PeftModel
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from services.common.datum_blocks import Datum
 from services.trainer.engine import SlotImage
 from services.trainer.losses import position_losses
 from services.trainer.peft_files import CONFIG_FILE, WEIGHTS_FILE, adapter_config
+from services.trainer.tensor_file import write_tensors
 
 
 def load_base(directory: Path) -> torch.nn.Module:
@@ -25,7 +25,7 @@ def write_adapter(image: SlotImage, base: Path, directory: Path) -> Path:
     directory.mkdir(parents=True)
     config = adapter_config(image.layout, image.weights, str(base))
     (directory / CONFIG_FILE).write_text(json.dumps(config))
-    save_file(image.weights, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    write_tensors(directory / WEIGHTS_FILE, image.weights, {"format": "pt"})
     return directory
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from services.common.errors import ContractViolation, InvalidInput
 from services.trainer.engine import Loss, SlotDatum
@@ -141,6 +142,19 @@ def test_operations_on_one_slot_change_no_byte_of_the_others_ADD_03(filled: Mega
         operation()
         assert digests(filled, others) == before
     assert filled.slot_digest(2) not in before.values()
+
+
+def test_a_capture_is_one_copy_that_later_steps_do_not_touch_CKPT_19(filled: MegatronEngine) -> None:
+    image = filled.capture(2, moments=True)
+    states = (image.weights, image.exp_avg, image.exp_avg_sq)
+    for state in states:
+        assert len({tensor.untyped_storage().data_ptr() for tensor in state.values()}) == 1
+    before = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+    filled.run_pass(on_slot(2, supervised(3, 9)), CROSS_ENTROPY, backward=True)
+    filled.optim_steps([(2, ADAM)])
+    for state, kept in zip(states, before, strict=True):
+        assert all(torch.equal(state[name], kept[name]) for name in kept)
+    assert not all(torch.equal(one, before[0][name]) for name, one in filled.capture(2, moments=False).weights.items())
 
 
 def test_empty_or_foreign_slot_is_a_broken_contract(filled: MegatronEngine) -> None:
