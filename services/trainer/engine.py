@@ -76,7 +76,7 @@ class SlotImage:
     """A copy of one slot in the canonical, TP-independent PEFT layout.
 
     Names are PEFT's (``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`` …,
-    ``base_model.model.lm_head.lora_A.weight``); A is [r, in], B is [out, r], trimmed to the rank.
+    ``base_model.model.lm_head.lora_A.weight``); A is [r, in], B is [out, r], trimmed to the rank; any strides.
     `exp_avg` and `exp_avg_sq` are Adam's moments under the same names; empty = weights only. `step`
     counts the optimizer steps behind them.
     """

@@ -116,7 +116,7 @@ def test_names_and_shapes_carry_no_slot_number_CKPT_05(trained: MegatronEngine) 
     trained.restore(3, image)
     assert _equal(trained.capture(3, moments=True), image)
     assert set(image.exp_avg) == set(image.exp_avg_sq) == set(image.weights)
-    assert all(value.dtype == torch.float32 and value.is_contiguous() for value in image.weights.values())
+    assert all(value.dtype == torch.float32 for value in image.weights.values())
 
 
 def test_the_adapter_really_trains(trained: MegatronEngine) -> None:
