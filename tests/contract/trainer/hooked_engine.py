@@ -1,8 +1,8 @@
 """The real engine with hooks for tests: it waits while a file is there, poison fails a pass, passes are noted.
 
-Settings of the process: TINKERMESH_TEST_HOOKS names a directory with `hold` (passes wait while it exists) and
-`hold_publish` (so does a save, its files written and nothing published); `passes` gets one line per pass: datums, and
-whether it went well. Tests alone start a trainer with it.
+The variable TINKERMESH_TEST_HOOKS names a directory. While `hold` is in it passes wait; while `hold_publish`
+is, so does a save, its files written and nothing published; while `fail_unload` is, no slot is cleared. `passes` gets
+one line per pass: datums, and whether it went well. Tests alone start a trainer with it.
 """
 
 from __future__ import annotations
@@ -46,6 +46,14 @@ def build(spec: EngineSpec) -> Engine:
         if any(int(work.item.datum.tokens[0]) == POISON for work in batch.works):
             raise RuntimeError("poison")
 
+    clear = engine.clear_slot
+
+    def clear_slot(slot: int) -> None:
+        if (hooks / "fail_unload").exists():
+            raise RuntimeError("the slot cannot be cleared")
+        clear(slot)
+
+    engine.clear_slot = clear_slot  # type: ignore[method-assign]
     _hold_publications(hooks / "hold_publish", hooks / "publishing")
     engine.run_pass = run_pass  # type: ignore[method-assign]
     engine._passes._run_batch = poisoned  # type: ignore[attr-defined]
