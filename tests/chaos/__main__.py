@@ -27,6 +27,7 @@ SLOTS = (8, 3, 2)  # with few of them models are paged
 
 def main() -> int:
     options = _options()
+    options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.worker >= 0:
         return _work(options)

@@ -1,8 +1,8 @@
 """Runs a service with the points of `tests.chaos.seams`: ``python -m tests.chaos.launcher MODULE [ARGUMENT...]``.
 
 TINKERMESH_CHAOS_DIRECTORY and TINKERMESH_CHAOS_PROCESS say where its arms are; TINKERMESH_CHAOS_KEEP_ROWS_MS
-shortens how long a scheduler keeps the rows of closed models, which no setting does; TINKERMESH_CHAOS_PLANT
-names a fault of `tests.chaos.plants`.
+shortens how long a scheduler keeps rows of closed models and leftovers of durable points, which no setting does;
+TINKERMESH_CHAOS_PLANT names a fault of `tests.chaos.plants`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.chaos.plants import plant
 from tests.chaos.points import Points
@@ -18,6 +19,9 @@ from tests.chaos.seams import install
 
 DIRECTORY, PROCESS = "TINKERMESH_CHAOS_DIRECTORY", "TINKERMESH_CHAOS_PROCESS"
 KEEP_ROWS, PLANT = "TINKERMESH_CHAOS_KEEP_ROWS_MS", "TINKERMESH_CHAOS_PLANT"
+
+REPAIR_SECONDS = 3.0
+ORPHAN_SECONDS = 5.0
 
 
 def main() -> None:
@@ -34,11 +38,19 @@ def main() -> None:
 
 
 def _keep_rows(milliseconds: int) -> None:
+    """And the files of unsettled durable points for a few seconds instead of an hour."""
+    from services.scheduler.dispatch.durable_sweeper import DurableSweeper
     from services.scheduler.dispatch.sweeper import Sweeper
 
-    defaults = Sweeper.__init__.__kwdefaults__
-    assert "keep_rows_ms" in defaults
-    defaults["keep_rows_ms"] = milliseconds
+    _default(Sweeper, "keep_rows_ms", milliseconds)
+    _default(Sweeper, "repair_seconds", REPAIR_SECONDS)
+    _default(DurableSweeper, "orphan_seconds", ORPHAN_SECONDS)
+
+
+def _default(owner: Any, name: str, value: float) -> None:
+    defaults = owner.__init__.__kwdefaults__
+    assert name in defaults
+    defaults[name] = value
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ def _told(one: Happened) -> str:
 
 def main() -> int:
     options = _options()
+    options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
     results, ends = options.out / "results.jsonl", time.monotonic() + options.seconds
     done = {json.loads(line)["seed"] for line in results.read_text().splitlines()} if results.exists() else set()

@@ -95,6 +95,7 @@ class Soak:
 
 def main() -> int:
     options = _options()
+    options.out = options.out.resolve()
     directory = options.out / "mesh"
     shutil.rmtree(options.out, ignore_errors=True)
     directory.parent.mkdir(parents=True)
