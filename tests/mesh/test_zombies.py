@@ -84,12 +84,14 @@ def test_a_trainer_stopped_beyond_its_registration_is_refused_everywhere_and_end
     fresh_mesh: MeshProcesses, second: list[SecondTrainer], tmp_path: Path
 ) -> None:
     mesh = fresh_mesh
-    asyncio.run(train_and_capture(mesh))
+    model = asyncio.run(train_and_capture(mesh))
     mesh.kill("trainer", signal.SIGSTOP)
     try:
         mesh.inject("trainer", [])
         second.append(SecondTrainer(mesh, tmp_path))
         asyncio.run(train_again(mesh))
+        late = mesh.settings.store / "runs" / model / "weights" / "late"
+        wait_for(late.is_symlink, "the save was not taken up by the trainer that recovered the model")
         before = published(mesh)
     finally:
         mesh.kill("trainer", signal.SIGCONT)
@@ -103,8 +105,8 @@ def test_a_trainer_stopped_beyond_its_registration_is_refused_everywhere_and_end
     assert second[0].process.poll() is None
 
 
-async def train_and_capture(mesh: MeshProcesses) -> None:
-    """A model with a save that is captured and waits to be published."""
+async def train_and_capture(mesh: MeshProcesses) -> str:
+    """A model with a save `late` that is captured and waits to be published."""
     client = WireClient([mesh.base_url], mesh.api_key)
     session = await client.session()
     model = await created(client, session)
@@ -116,6 +118,7 @@ async def train_and_capture(mesh: MeshProcesses) -> None:
     await accepted(client, "/save_weights", save)
     await done(client, "/forward", batch(model, 5, seed=2, forward_only=True))
     await client.close()
+    return model
 
 
 async def train_again(mesh: MeshProcesses, number: int = 0) -> None:
