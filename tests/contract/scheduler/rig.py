@@ -39,7 +39,7 @@ from tests.doubles.eventually import eventually
 from tests.doubles.fake_trainer import POOL, FakeTrainer, trainer_facts
 
 PEPPER = b"p" * 32
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 class FixedDirectory:
