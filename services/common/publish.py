@@ -117,7 +117,7 @@ def _publish(public: Path, place: Path, fill: Callable[[Path], None], claim: Cla
         return earlier
     _make_parents(public.parent)
     if claim.alone:
-        discard_residue(public)
+        _discard_residue(public, claim)
     unique = uuid.uuid4().hex
     temporary = place / f"{TEMPORARY_PREFIX}{public.name}_{unique}"
     version = public.parent / f"{VERSION_PREFIX}{public.name}_{unique}"
@@ -151,11 +151,16 @@ def _clean_up(public: Path, temporary: Path, version: Path) -> None:
         _discard_unlinked(public, version)
 
 
-def discard_residue(public: Path) -> None:
+def _discard_residue(public: Path, claim: Claim) -> None:
     """Removes what earlier attempts to publish this name left half-way."""
     for entry in _entries(public.parent, TEMPORARY_PREFIX):
         if _name_of(entry) == public.name:
             _discard(entry)
+    if _own_version(public, claim) is not None:
+        return  # one of them got there: what it superseded may still be read
+    for entry in _entries(public.parent, VERSION_PREFIX):
+        if _name_of(entry) == public.name and claim.same(_read_meta(entry)):
+            _discard(entry)  # complete, but its name was never swung to it
 
 
 def collect_garbage(parent: Path, grace_seconds: float, now: float | None = None) -> list[str]:

@@ -121,6 +121,32 @@ def test_residue_of_an_earlier_attempt_is_cleaned_and_that_of_other_names_stays_
     assert sorted(e.name for e in parent.iterdir() if e.name.startswith("_tmp_")) == [f"_tmp_a_b_{'2' * 32}"]
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_version_left_without_its_name_goes_when_the_same_is_published_again_CKPT_04(public: Path, overwrite: bool):
+    again = Claim(overwrite, 1, same=lambda stored: stored.get("number") == 2)
+    if overwrite:
+        publish(public, fill(1), OVERWRITE)
+        old = public.resolve()
+    leftover = public.parent / f"_version_a_{'0' * 32}"
+    leftover.mkdir(parents=True)
+    fill(2)(leftover)
+    publish(public, fill(2), again)
+    assert seen(public) == 2
+    assert not leftover.exists()
+    if overwrite:
+        assert old.exists()  # superseded a moment ago: somebody may still read it
+
+
+def test_a_superseded_version_of_the_same_publication_stays_for_its_readers_CKPT_14(public: Path):
+    same = Claim(overwrite=True, term=1, same=lambda stored: stored.get("number") in (2, 3))
+    publish(public, fill(2), same)
+    first = public.resolve()
+    publish(public, fill(3), same)
+    publish(public, fill(2), same)
+    assert first.exists()
+    assert seen(public) == 2
+
+
 def test_writer_whose_residue_was_cleaned_cannot_publish_it_CKPT_20(public: Path):
     """A zombie still writes while the next saver of the name cleans up behind it."""
 
