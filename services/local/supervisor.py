@@ -60,7 +60,18 @@ class Supervisor:
             first = _leaves(failures)[0]
             self._fail(first)
             raise first from None
-        self._watchers += [asyncio.create_task(self._watch(child)) for child in stage]
+        self._watchers += [self._watcher(child) for child in stage]
+
+    def _watcher(self, child: Child) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._watch(child))
+        task.add_done_callback(lambda done: self._watched(child, done))
+        return task
+
+    def _watched(self, child: Child, watcher: asyncio.Task[None]) -> None:
+        """A child nobody watches any more would stay away without a word (FAIL-12)."""
+        if not watcher.cancelled() and (error := watcher.exception()) is not None:
+            child.state = State.FAILED
+            self._fail(ChildFailed(child, f"{child.spec.name} cannot be watched any more: {error!r}"))
 
     async def _bring_up(self, child: Child) -> None:
         try:

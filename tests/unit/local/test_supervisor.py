@@ -133,6 +133,23 @@ async def test_child_that_ends_again_and_again_fails_the_mesh(
     assert "sampler ended 6 times" in failure.message
 
 
+async def test_a_watch_that_breaks_fails_the_mesh_with_its_cause_FAIL_12(
+    tmp_path: Path, supervisors: list[Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = Supervisor([spec(tmp_path, "sampler", CRASHING)])
+    supervisors.append(supervisor)
+    await supervisor.start()
+
+    async def no_thread() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(supervisor.child("sampler"), "start", no_thread)
+    async with asyncio.timeout(20):
+        failure = await supervisor.wait_failed()
+    assert "sampler cannot be watched any more" in failure.message
+    assert "can't start new thread" in failure.message
+
+
 async def test_child_deaf_to_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
     supervisor = Supervisor([spec(tmp_path, "sampler", DEAF, stop_seconds=0.3)])
     await supervisor.start()
