@@ -38,7 +38,7 @@ class Batched(Functions):
         self._waiting: list[tuple[Any, ...]] = []
 
     async def call(self, name: str, keys: Sequence[str], *arguments: Any) -> Any:
-        self._waiting.append(("FCALL", f"{name}_{self._digest}", len(keys), *keys, *arguments))
+        self._waiting.append(("FCALL", f"{name}_{self.library.digest}", len(keys), *keys, *arguments))
         if len(self._waiting) >= AT_ONCE:
             await self.flush()
 
