@@ -51,17 +51,21 @@ def launched(spec: ChildSpec, directory: Path) -> ChildSpec:
     return replace(spec, command=command, environment={**spec.environment, **own})
 
 
-def never_give_up() -> None:
-    """The product's supervisor ends a mesh whose child ends again and again; here that is the point."""
-    supervisor.GIVE_UP_ENDS = 1 << 30
-    supervisor.BACKOFF_SECONDS = (0.05,)
+PATIENCE = (supervisor.GIVE_UP_ENDS, supervisor.BACKOFF_SECONDS)
+ENDLESS = (1 << 30, (0.05,))
+"""The product's supervisor ends a mesh whose child ends again and again; here that is the point."""
+
+
+def be_patient(ends: int, backoff: tuple[float, ...]) -> None:
+    """Of every supervisor of this process, until the mesh stops: other tests' must give up again."""
+    supervisor.GIVE_UP_ENDS, supervisor.BACKOFF_SECONDS = ends, backoff
 
 
 class Killable(RunningMesh):
     """What every mesh of this harness can: tenants, arms, signals."""
 
     def __init__(self, settings: LocalSettings, make: Callable[[], LocalMesh]) -> None:
-        never_give_up()
+        be_patient(*ENDLESS)
         self.arms = settings.state_dir / "chaos"
         self.arms.mkdir(parents=True)
         super().__init__(make)
@@ -71,6 +75,12 @@ class Killable(RunningMesh):
         key = f"tml-chaos-{number}"
         keyring(self.settings.key_file, self.settings.pepper_file).add(key)
         return key
+
+    def stop(self) -> None:
+        try:
+            super().stop()
+        finally:
+            be_patient(*PATIENCE)
 
     @property
     def gateway_urls(self) -> list[str]:
