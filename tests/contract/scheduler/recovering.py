@@ -83,3 +83,37 @@ def replays(trainer: FakeTrainer, kind: str = "pass") -> list[dict[str, Any]]:
 def server_failure(result: types.Failure) -> str:
     assert result.category == types.FAILURE_CATEGORY_SERVER, result
     return result.message
+
+
+async def next_trainer(mesh: Mesh, *faults: tuple[str, str], **options: Any) -> None:
+    """The trainer dies; the next one has `faults` (action, kind) from its start, for ever."""
+    await mesh.trainer.stop()
+    mesh.trainer = FakeTrainer(mesh.root, facts=mesh.facts)
+    for action, kind in faults:
+        mesh.trainer.faults.add(action, kind, times=0, **options)
+    await mesh.start_trainer()
+
+
+async def no_trainer(mesh: Mesh) -> None:
+    """The trainer is dead and nobody has registered since."""
+    await mesh.trainer.stop()
+    mesh.directory.registration = None
+
+
+async def back(mesh: Mesh) -> None:
+    mesh.trainer = FakeTrainer(mesh.root, facts=mesh.facts)
+    await mesh.start_trainer()
+
+
+async def all_free(mesh: Mesh) -> None:
+    async def free() -> bool:
+        return set((await mesh.slots()).values()) == {""}
+
+    await mesh.until(free)
+
+
+async def settled_durables(mesh: Mesh) -> None:
+    async def quiet() -> bool:
+        return not await cast("Any", mesh.redis.hlen(keys.durables_running(POOL)))
+
+    await mesh.until(quiet)

@@ -18,14 +18,15 @@ from tests.contract.scheduler.recovering import (
     fields,
     final_state,
     kill_trainer,
+    next_trainer,
     replays,
     rounds,
     server_failure,
+    settled_durables,
     undisturbed,
 )
 from tests.contract.scheduler.requests import new_session
 from tests.contract.scheduler.rig import Mesh, running_mesh
-from tests.contract.scheduler.test_recovery_races import next_trainer, settled_durables
 from tests.contract.scheduler.test_training_packing import held
 from tests.contract.scheduler.test_training_saves import create_from
 from tests.doubles.fake_trainer import POOL, FakeTrainer

@@ -9,10 +9,17 @@ from redis.asyncio import Redis
 
 from services.scheduler.core.seating import Paging
 from services.scheduler.store.training import RecoveryLimits
-from tests.contract.scheduler.recovering import busy, final_state, kill_trainer, rounds, undisturbed
+from tests.contract.scheduler.recovering import (
+    busy,
+    final_state,
+    kill_trainer,
+    next_trainer,
+    rounds,
+    settled_durables,
+    undisturbed,
+)
 from tests.contract.scheduler.requests import new_session
 from tests.contract.scheduler.rig import running_mesh
-from tests.contract.scheduler.test_recovery_races import next_trainer, settled_durables
 from tests.contract.scheduler.test_training_packing import held
 from tests.doubles.fake_trainer import trainer_facts
 from tests.doubles.valkey import ValkeyProcess

@@ -1,9 +1,8 @@
-"""Deaths at moments when something else is under way: ends, saves, durable points, other models, other leaders."""
+"""Deaths at moments when something else is under way: ends, commands that wait, saves, other models."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,58 +10,29 @@ import pytest
 from redis.asyncio import Redis
 
 from services.common.ids import parse_request_id
-from services.scheduler.core.seating import Paging
 from services.scheduler.store import keys, payloads
 from services.scheduler.store.training import RecoveryLimits
 from tests.contract.scheduler.recovering import (
+    all_free,
+    back,
     busy,
     counter,
     fields,
     final_state,
     kill_trainer,
-    live,
-    log_length,
+    next_trainer,
+    no_trainer,
     phase,
     replays,
     rounds,
-    server_failure,
     undisturbed,
 )
 from tests.contract.scheduler.requests import new_session
 from tests.contract.scheduler.rig import Mesh, running_mesh
 from tests.contract.scheduler.test_training_packing import held
-from tests.contract.scheduler.test_training_saves import create_from
-from tests.doubles.fake_trainer import POOL, FakeTrainer, trainer_facts
+from tests.doubles.fake_trainer import POOL
 from tests.doubles.published import read_state
 from tests.doubles.valkey import ValkeyProcess
-
-
-async def next_trainer(mesh: Mesh, *faults: tuple[str, str], **options: Any) -> None:
-    """The trainer dies; the next one has `faults` (action, kind) from its start, for ever."""
-    await mesh.trainer.stop()
-    mesh.trainer = FakeTrainer(mesh.root, facts=mesh.facts)
-    for action, kind in faults:
-        mesh.trainer.faults.add(action, kind, times=0, **options)
-    await mesh.start_trainer()
-
-
-async def no_trainer(mesh: Mesh) -> None:
-    """The trainer is dead and nobody has registered since."""
-    await mesh.trainer.stop()
-    mesh.directory.registration = None
-
-
-async def back(mesh: Mesh) -> None:
-    mesh.trainer = FakeTrainer(mesh.root, facts=mesh.facts)
-    await mesh.start_trainer()
-
-
-async def all_free(mesh: Mesh) -> None:
-    async def free() -> bool:
-        return set((await mesh.slots()).values()) == {""}
-
-    await mesh.until(free)
-
 
 # ---- ends ----------------------------------------------------------------------------------
 
@@ -242,178 +212,3 @@ async def test_of_saves_under_one_name_the_last_stays_whatever_dies_CKPT_04_GAP_
     await mesh.done(first)
     await mesh.done(second)
     assert read_state(mesh.root, f"runs/{model}/weights/name")["step"] == 2
-
-
-# ---- durable points ------------------------------------------------------------------------
-
-
-async def settled_durables(mesh: Mesh) -> None:
-    async def quiet() -> bool:
-        return not await cast("Any", mesh.redis.hlen(keys.durables_running(POOL)))
-
-    await mesh.until(quiet)
-
-
-async def test_a_source_deleted_after_recovery_is_needed_no_more_GAP_02(mesh: Mesh) -> None:
-    """The durable point that frees a model from its source was lost with the trainer: it is made again."""
-    source = await mesh.opened(new_session())
-    await rounds(mesh, source, [1])
-    path = (await mesh.done(await mesh.save(source, 3, "start"))).save.path
-    hold = mesh.trainer.faults.add("hold_before", "publish", times=0)
-    loaded = (await mesh.done(await create_from(mesh, path))).model.model_id
-
-    async def captured() -> bool:
-        return await fields(mesh, loaded, "durable_covers") == ["0"]
-
-    await mesh.until(captured)
-    old = await kill_trainer(mesh)
-    await mesh.done(await mesh.batch(loaded, 1))
-    old.faults.remove(hold)
-
-    async def freed() -> bool:
-        return '"durable"' in (await fields(mesh, loaded, "base"))[0]
-
-    await mesh.until(freed)
-    shutil.rmtree(mesh.root / "runs" / source / "weights")
-    await kill_trainer(mesh)
-    assert (await mesh.done(await mesh.step(loaded, 2))).optim_step.metrics["window_datums"] == 1
-
-
-async def test_a_source_deleted_before_the_first_durable_point_closes_its_model_and_says_so_MESH_05(mesh: Mesh) -> None:
-    source = await mesh.opened(new_session())
-    path = (await mesh.done(await mesh.save(source, 1, "start"))).save.path
-    mesh.trainer.faults.add("fail", "publish", times=0)
-    loaded = (await mesh.done(await create_from(mesh, path))).model.model_id
-    shutil.rmtree(mesh.root / "runs" / source / "weights")
-    await kill_trainer(mesh)
-    message = server_failure(await mesh.failed(await mesh.step(loaded, 1)))
-    assert "recovery failed" in message
-    assert message.endswith("no checkpoint of this model was saved: create a new model")
-    await mesh.done(await mesh.step(source, 2))
-
-
-async def test_a_durable_point_that_stops_the_trainer_does_not_stop_training_FAIL_14(
-    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
-) -> None:
-    async with running_mesh(valkey.url, tmp_path, recovery=RecoveryLimits(durable_every_steps=1)) as mesh:
-        model = await mesh.opened(new_session())
-        mesh.trainer.faults.add("hold_before", "save", times=0)
-        await rounds(mesh, model, [1])
-        await mesh.until(lambda: busy(mesh))
-        await next_trainer(mesh, ("hold_before", "save"))
-        await rounds(mesh, model, [2, 3])
-        mesh.trainer.faults.rules.clear()
-        assert await final_state(mesh, model, 7) == await undisturbed(mesh, [1, 2, 3])
-        assert await counter(mesh, "durable_failures_total") >= 1
-
-
-async def test_a_death_while_a_durable_point_is_being_settled_costs_nothing_GAP_02(
-    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running_mesh(valkey.url, tmp_path, recovery=RecoveryLimits(durable_every_steps=2)) as mesh:
-        calm = await undisturbed(mesh, [1, 2, 3, 4, 5])
-        await settled_durables(mesh)
-        model = await mesh.opened(new_session())
-        store = mesh.replicas[0].training._driver._parts.store
-        original, reached, told = store.durable_settled, asyncio.Event(), []
-
-        async def late(*values: Any) -> bool:
-            told.append(values)
-            reached.set()
-            await asyncio.Event().wait()
-            return True
-
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "durable_settled", late)
-            await rounds(mesh, model, [1, 2])
-            await asyncio.wait_for(reached.wait(), 10)
-            await kill_trainer(mesh)
-            await live(mesh, model)
-        assert await original(*told[0])  # it arrives after all: of another life
-        assert await fields(mesh, model, "base_pos") != ["4"] or await log_length(mesh, model) == 0
-        await rounds(mesh, model, [3, 4])
-        await kill_trainer(mesh)
-        await rounds(mesh, model, [5])
-        assert await final_state(mesh, model, 11) == calm
-
-
-# ---- other trainers, other leaders ---------------------------------------------------------
-
-
-async def test_a_trainer_with_fewer_slots_brings_all_models_back_in_turns_GAP_02(
-    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
-) -> None:
-    async with running_mesh(valkey.url, tmp_path, slots=4, paging=Paging(on=True, idle_ms=20, after_ms=300)) as mesh:
-        calm = await undisturbed(mesh, [1, 2])
-        models = [await mesh.opened(new_session()) for _ in range(3)]
-        for model in models:
-            await rounds(mesh, model, [1])
-        mesh.facts = trainer_facts(slots=1, unit_tokens=4096)
-        await kill_trainer(mesh)
-        await asyncio.gather(*(rounds(mesh, model, [2]) for model in models))
-        assert [await final_state(mesh, model, 5) for model in models] == [calm] * 3
-        assert list(await mesh.slots()) == [0]
-
-
-async def test_deaths_are_counted_across_leaders_MESH_04(
-    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
-) -> None:
-    async with running_mesh(valkey.url, tmp_path, lease_ttl_ms=1000) as mesh:
-        good, bad = await mesh.opened(new_session()), await mesh.opened(new_session())
-        mesh.trainer.faults.add("hold_before", "pass", times=0, length=66)
-        poison = await mesh.batch(bad, 1, [66])
-        await mesh.until(lambda: busy(mesh))
-        await next_trainer(mesh, ("hold_before", "pass"), length=66)
-
-        async def again() -> bool:
-            return mesh.trainer.book.running_unit != "" and mesh.kinds() == ["init"] * len(mesh.kinds()) != []
-
-        await mesh.until(again)
-        await mesh.replicas.pop(0).kill()
-        await mesh.add_replica("successor")
-        await kill_trainer(mesh)
-        assert "stopped the trainer 2 times" in server_failure(await mesh.failed(poison))
-        await rounds(mesh, good, [1])
-
-
-async def test_a_leader_that_dies_between_seat_and_replay_is_followed_MESH_02_GAP_02(
-    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running_mesh(valkey.url, tmp_path, lease_ttl_ms=1000) as mesh:
-        calm = await undisturbed(mesh, [1, 2, 3])
-        model = await mesh.opened(new_session())
-        await rounds(mesh, model, [1, 2])
-        store = mesh.replicas[0].training._driver._parts.store
-        original, reached = store.settle, asyncio.Event()
-
-        async def stopping(pool: str, term: int, unit: str, entries: Any) -> Any:
-            answer = await original(pool, term, unit, entries)
-            if entries[0].action == "seated":
-                reached.set()
-                await asyncio.Event().wait()
-            return answer
-
-        monkeypatch.setattr(store, "settle", stopping)
-        await kill_trainer(mesh)
-        pending = await mesh.batch(model, 5, [3, 4], salt=3)
-        await asyncio.wait_for(reached.wait(), 10)
-        await mesh.replicas.pop(0).kill()
-        await mesh.add_replica("successor")
-        await mesh.done(pending)
-        await mesh.done(await mesh.step(model, 6))
-        assert await final_state(mesh, model, 7) == calm
-        assert mesh.kinds().count("init") <= 2  # the other is undisturbed's
-
-
-async def test_a_store_that_is_away_for_a_moment_ends_no_model_that_is_being_restored_FAIL_14(
-    valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
-) -> None:
-    async with running_mesh(valkey.url, tmp_path, recovery=RecoveryLimits(durable_every_steps=1)) as mesh:
-        model = await mesh.opened(new_session())
-        await rounds(mesh, model, [1])
-        await settled_durables(mesh)
-        await next_trainer(mesh, ("fail", "load"))
-        step = await mesh.step(model, 3)
-        await asyncio.sleep(1.0)
-        mesh.trainer.faults.rules.clear()
-        await mesh.done(step)
