@@ -13,7 +13,7 @@ from tests.chaos import leaks
 from tests.chaos.history import make
 from tests.chaos.player import ModelRun, Run
 from tests.doubles.fake_trainer import POOL
-from tests.doubles.valkey import ValkeyProcess, valkey  # noqa: F401
+from tests.doubles.valkey import ValkeyProcess, valkey, valkey_server  # noqa: F401
 
 MODEL = "s:train:0"
 PREFIX = keys.pool_prefix(POOL)
@@ -22,7 +22,6 @@ PREFIX = keys.pool_prefix(POOL)
 @pytest.fixture
 def redis(valkey: ValkeyProcess) -> Redis:  # noqa: F811
     client = Redis(port=valkey.port)
-    client.flushall()
     client.hset(keys.slots(POOL), mapping={"0": "", "1": ""})
     client.hset(keys.model(POOL, MODEL), "state", "closed")
     client.set(f"{PREFIX}:pay:passing:0", b"x", ex=60)

@@ -2,7 +2,7 @@
 
 Import the fixtures into a conftest.py::
 
-    from tests.doubles.valkey import functions, redis_client, valkey  # noqa: F401
+    from tests.doubles.valkey import functions, redis_client, valkey, valkey_server  # noqa: F401
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ValkeyProcess:
 
 
 @pytest.fixture(scope="session")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
     """A cluster of three in its place with TINKERMESH_TEST_REDIS=cluster."""
     directory = tmp_path_factory.mktemp("valkey")
     server = ValkeyProcess(directory)
@@ -107,10 +107,17 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
 
 
 @pytest.fixture
-async def redis_client(valkey: ValkeyProcess) -> AsyncIterator[Redis]:
-    """A client of an empty database."""
-    client = connect(valkey.url)
+async def valkey(valkey_server: ValkeyProcess) -> ValkeyProcess:
+    """The session's server with nothing in it: a mesh would take over what another test's mesh has left."""
+    client = connect(valkey_server.url)
     await client.flushall()
+    await client.aclose()
+    return valkey_server
+
+
+@pytest.fixture
+async def redis_client(valkey: ValkeyProcess) -> AsyncIterator[Redis]:
+    client = connect(valkey.url)
     yield client
     await client.aclose()
 

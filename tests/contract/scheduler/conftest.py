@@ -11,9 +11,9 @@ from redis.asyncio import Redis
 from services.scheduler.store.functions import Functions
 from tests.contract.scheduler.kept import Store
 from tests.contract.scheduler.rig import Mesh, running_mesh
-from tests.doubles.valkey import ValkeyProcess, functions, redis_client, valkey
+from tests.doubles.valkey import ValkeyProcess, functions, redis_client, valkey, valkey_server
 
-__all__ = ["functions", "redis_client", "valkey"]
+__all__ = ["functions", "redis_client", "valkey", "valkey_server"]
 
 
 @pytest.fixture
