@@ -153,7 +153,10 @@ class Admin(admin_pb2_grpc.AdminServicer):
         row = await self._overview.request(parsed.pool, parsed.key)
         if not row["request_id"]:
             raise UnknownId(f"request_id {request.request_id} is not known")
-        report = request_report(row, await self._overview.now_ms())
+        trainers = {
+            member.incarnation: member.member_id for member in await self._registry.members(parsed.pool, "trainers")
+        }
+        report = request_report(row, await self._overview.now_ms(), trainers)
         if row["state"] in PENDING_STATES:
             report.queue_state, report.queue_state_reason = await self._explainer.explain(parsed, head_of(row))
         if row["state"] == "failed":

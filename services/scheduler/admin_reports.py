@@ -12,6 +12,7 @@ from services.common.ids import ModelId, is_session_id
 from services.scheduler.store.overview import Row
 from services.scheduler.store.requests import Head
 from services.scheduler.store.sessions import Place, SessionRow
+from services.scheduler.timeline import is_cut, timeline
 
 PENDING_STATES = ("queued", "running")
 PACKING_TOTALS = (
@@ -46,7 +47,6 @@ MODEL_FIELDS = (
     "log_bytes",
     "steps_since",
 )
-EVENTS = ("admitted", "issued", "captured", "settled")
 
 
 def slot_report(pool: str, slot: int, holder: str) -> pb.SlotReport:
@@ -71,7 +71,8 @@ def future_report(row: Row, now_ms: int) -> pb.FutureReport:
     )
 
 
-def request_report(row: Row, now_ms: int) -> pb.RequestReport:
+def request_report(row: Row, now_ms: int, trainers: Mapping[str, str]) -> pb.RequestReport:
+    """`trainers`: ids by incarnation."""
     report = pb.RequestReport(
         future=future_report(row, now_ms),
         seq_id=_number(row["seq"]),
@@ -80,10 +81,10 @@ def request_report(row: Row, now_ms: int) -> pb.RequestReport:
         datums_issued=_number(row["issued"]),
         unit_ids=row["units"].split(),
         traceparent=row["traceparent"],
+        now_unix_ms=now_ms,
     )
-    times = [(_number(row[f"{event}_ms"]), event) for event in EVENTS]
-    for at, event in sorted(entry for entry in times if entry[0]):
-        report.timeline.add(event=event, unix_ms=at, detail=_detail(event, row))
+    report.timeline.extend(timeline(row, trainers))
+    report.timeline_cut = is_cut(row)
     return report
 
 
@@ -97,12 +98,6 @@ def head_of(row: Row) -> Head:
         parent=row["parent"],
         seq=_number(row["seq"]),
     )
-
-
-def _detail(event: str, row: Row) -> str:
-    if event == "settled":
-        return row["state"]
-    return row["units"] if event == "issued" else ""
 
 
 def _number(text: str, default: int = 0) -> int:

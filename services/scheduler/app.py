@@ -68,6 +68,7 @@ class App:
         await parts.book.refresh()
         self._run(parts.book.run(), "tenants")
         self._run(parts.watches.run(), "watches")
+        self._run(parts.deliveries.run(), "deliveries")
         self._run(parts.sweeper.run(), "sweeper")
         self._run(parts.catalog_sweeper.run(), "catalog sweeper")
         self._run(parts.training.run(), "training")

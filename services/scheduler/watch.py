@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from tinkermesh.v1 import scheduler_pb2 as pb
@@ -66,11 +66,18 @@ class WatchHub:
     """All open waits of this process."""
 
     def __init__(
-        self, results: Results, completions: Completions, explanations: Explanations, notices: Notices
+        self,
+        results: Results,
+        completions: Completions,
+        explanations: Explanations,
+        notices: Notices,
+        handed: Callable[[str], None],
     ) -> None:
+        """`handed`: told of each request whose small result went to a gateway."""
         self._results = results
         self._completions = completions
         self._explanations = explanations
+        self._handed = handed
         self._streams: set[WatchStream] = set()
         self._waiting: dict[str, dict[Waiter, None]] = {}
         self._followed: dict[str, set[str]] = {}  # by the word that announces them: waits for completions
@@ -201,6 +208,8 @@ class WatchHub:
             if event is not None:
                 stream.emit(event)
                 answered.append((stream, tenant_id))
+                if event.HasField("result"):
+                    self._handed(request_id)
         self._drop(request_id, answered)
         if request_id in self._waiting:
             self._read_at.pop(request_id, None)

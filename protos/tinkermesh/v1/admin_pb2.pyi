@@ -813,25 +813,55 @@ Global___InspectRequestRequest: _TypeAlias = InspectRequestRequest  # noqa: Y015
 
 @_typing.final
 class TimelineEntry(_message.Message):
+    """All times are Redis' own."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENT_FIELD_NUMBER: _builtins.int
     UNIX_MS_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    UNIT_ID_FIELD_NUMBER: _builtins.int
+    TRAINER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    SAMPLER_ID_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    RAN_MS_FIELD_NUMBER: _builtins.int
     event: _builtins.str
-    """admitted | issued | captured | settled"""
+    """admitted: accepted, durable and queued, in one step
+    issued: sent to a trainer as part of unit_id, or to a sampler
+    executed: what that came to is back; outcome: part (some datums of it) | done | loaded | captured | fail | again
+    queued: it waits again, detail says why
+    captured: a save's copy is taken, its files are being published
+    settled: its outcome is final; detail: done | failed
+    delivered: its result was handed to a gateway whose client waited for it, for the first time
+    """
     unix_ms: _builtins.int
     detail: _builtins.str
+    unit_id: _builtins.str
+    trainer_id: _builtins.str
+    """"" also when that life of a trainer is not registered any more"""
+    incarnation: _builtins.str
+    """of the trainer"""
+    sampler_id: _builtins.str
+    outcome: _builtins.str
+    ran_ms: _builtins.int
+    """how long the trainer executed the unit"""
     def __init__(
         self,
         *,
         event: _builtins.str = ...,
         unix_ms: _builtins.int = ...,
         detail: _builtins.str = ...,
+        unit_id: _builtins.str = ...,
+        trainer_id: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        sampler_id: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        ran_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "event", b"event", "unix_ms", b"unix_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "event", b"event", "incarnation", b"incarnation", "outcome", b"outcome", "ran_ms", b"ran_ms", "sampler_id", b"sampler_id", "trainer_id", b"trainer_id", "unit_id", b"unit_id", "unix_ms", b"unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -852,6 +882,8 @@ class RequestReport(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     QUEUE_STATE_FIELD_NUMBER: _builtins.int
     QUEUE_STATE_REASON_FIELD_NUMBER: _builtins.int
+    TIMELINE_CUT_FIELD_NUMBER: _builtins.int
+    NOW_UNIX_MS_FIELD_NUMBER: _builtins.int
     seq_id: _builtins.int
     arrival: _builtins.int
     datums: _builtins.int
@@ -861,12 +893,18 @@ class RequestReport(_message.Message):
     """of a pending request: active | paused_capacity"""
     queue_state_reason: _builtins.str
     """why it has no outcome yet"""
+    timeline_cut: _builtins.bool
+    """of very many events the oldest are not kept"""
+    now_unix_ms: _builtins.int
+    """Redis' time of this answer"""
     @_builtins.property
     def future(self) -> Global___FutureReport: ...
     @_builtins.property
     def unit_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def timeline(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimelineEntry]: ...
+    def timeline(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimelineEntry]:
+        """the oldest first"""
+
     @_builtins.property
     def failure(self) -> _types_pb2.Failure: ...
     def __init__(
@@ -883,10 +921,12 @@ class RequestReport(_message.Message):
         traceparent: _builtins.str = ...,
         queue_state: _builtins.str = ...,
         queue_state_reason: _builtins.str = ...,
+        timeline_cut: _builtins.bool = ...,
+        now_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "future", b"future"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "datums", b"datums", "datums_issued", b"datums_issued", "failure", b"failure", "future", b"future", "queue_state", b"queue_state", "queue_state_reason", b"queue_state_reason", "seq_id", b"seq_id", "timeline", b"timeline", "traceparent", b"traceparent", "unit_ids", b"unit_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "datums", b"datums", "datums_issued", b"datums_issued", "failure", b"failure", "future", b"future", "now_unix_ms", b"now_unix_ms", "queue_state", b"queue_state", "queue_state_reason", b"queue_state_reason", "seq_id", b"seq_id", "timeline", b"timeline", "timeline_cut", b"timeline_cut", "traceparent", b"traceparent", "unit_ids", b"unit_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

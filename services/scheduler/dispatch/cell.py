@@ -237,7 +237,8 @@ class Cell:
         for item, entry in zip(prepared.items, entries, strict=True):
             if item.c and entry.action == "loaded":
                 await self._parts.catalog.model_created(self._pool, item.m)
-        await self._parts.store.settle(self._pool, self._term, unit_id, entries)
+        ran_ms = round(1000 * outcome.header.execute_seconds)
+        await self._parts.store.settle(self._pool, self._term, unit_id, entries, ran_ms)
         if prepared.unit.HasField("pass"):
             self._companions.pass_seconds = outcome.header.execute_seconds
         if recovery:

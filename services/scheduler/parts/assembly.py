@@ -8,6 +8,7 @@ from functools import cached_property
 from services.scheduler.admin import Admin
 from services.scheduler.catalog.server import Catalog
 from services.scheduler.catalog.sweeper import CatalogSweeper
+from services.scheduler.deliveries import Deliveries
 from services.scheduler.directory import Directory
 from services.scheduler.dispatch.training import Training
 from services.scheduler.explanations import Explanations
@@ -52,6 +53,7 @@ class Parts:
     front: Front
     fleet: Fleet
     memory: MemoryGate
+    deliveries: Deliveries
 
 
 class Assembly:
@@ -79,6 +81,7 @@ class Assembly:
             front=self.front,
             fleet=self._sampling.fleet,
             memory=ground.memory,
+            deliveries=self.deliveries,
         )
 
     @cached_property
@@ -100,7 +103,12 @@ class Assembly:
     @cached_property
     def watches(self) -> WatchHub:
         explanations = Explanations(self.results, self.queue_states)
-        return WatchHub(self.results, self._sampling.completions, explanations, self._ground.notices)
+        told = self.deliveries.note
+        return WatchHub(self.results, self._sampling.completions, explanations, self._ground.notices, told)
+
+    @cached_property
+    def deliveries(self) -> Deliveries:
+        return Deliveries(self._ground.reader)
 
     @cached_property
     def front(self) -> Front:

@@ -18,6 +18,7 @@ Request row ``req(pool, key)``, a hash (training commands and samples alike):
     expires_ms   when the result may go            charged       what it holds of its tenant's quota
     pack, datums, tokens, issued, reported, flying, group, rejected, captured_ms, artifact (training)
     logged       log entries that need its payload     deaths        of the trainer while it ran
+    events       what happened to it (_events.lua)     delivered_ms  its result went to a gateway
     sequences, adapter_name, adapter_path, recorded (samples)
     result_upload, result_segments, kept (large results; what any result holds of its tenant's quota)
 """

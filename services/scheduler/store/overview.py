@@ -37,6 +37,7 @@ REQUEST_FIELDS = (
     "issued_ms",
     "captured_ms",
     "settled_ms",
+    "delivered_ms",
     "result_bytes",
 )
 
@@ -137,7 +138,7 @@ class Overview:
         return [(int(row["arrival"] or 0), name) for name, row in rows if state in ("", row["state"])]
 
     async def request(self, pool: str, key: str) -> Row:
-        return (await self._rows([keys.req(pool, key)], REQUEST_FIELDS))[0]
+        return (await self._rows([keys.req(pool, key)], (*REQUEST_FIELDS, "events")))[0]
 
     async def _hash(self, name: str) -> Row:
         with reaching_redis():

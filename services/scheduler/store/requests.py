@@ -95,6 +95,11 @@ class RequestReader:
         """Its client has the whole of it: it goes after the grace. Raises Unavailable."""
         await self._call("result_delivered", [keys.pool_prefix(request.pool)], request.key, str(request), grace_ms)
 
+    async def handed(self, pool: str, deliveries: Sequence[tuple[RequestId, int]]) -> None:
+        """Small results that went to gateways, each so many ms ago. Raises Unavailable."""
+        flat = [part for request, ago_ms in deliveries for part in (request.key, str(request), ago_ms)]
+        await self._call("results_handed", [keys.pool_prefix(pool)], *flat)
+
     async def command(self, request: RequestId) -> types.Command | None:
         with reaching_redis():
             data = await self._redis.hget(keys.req(request.pool, request.key), "command")

@@ -183,10 +183,16 @@ class TrainingStore:
         head = (term, unit_id, incarnation, work, encode_items(items), repr(clock.virtual))
         return bool(await self._call("unit_issue", [keys.pool_prefix(pool)], *head, *tags) == b"OK")
 
-    async def settle(self, pool: str, term: int, unit_id: str, settlements: Sequence[Settlement]) -> bool:
-        """Settles a unit as a whole. False: it was settled before. Raises StaleFence, Unavailable."""
+    async def settle(
+        self, pool: str, term: int, unit_id: str, settlements: Sequence[Settlement], ran_ms: int = 0
+    ) -> bool:
+        """Settles a unit as a whole; `ran_ms`: how long the trainer executed it, 0 = not known.
+
+        False: it was settled before. Raises StaleFence, Unavailable.
+        """
         parts = [part for s in settlements for part in (s.action, s.data, s.a, s.b, s.log)]
-        answer = await self._call("unit_settle", [keys.pool_prefix(pool)], term, self._retention, unit_id, *parts)
+        head = (term, self._retention, unit_id, ran_ms)
+        answer = await self._call("unit_settle", [keys.pool_prefix(pool)], *head, *parts)
         return bool(answer == b"OK")
 
     async def refuse(self, pool: str, term: int, key: str, message: str) -> None:

@@ -230,6 +230,7 @@ local function known_key(context, key, tenant, fingerprint)
   local text = 'the result of this request expired after retention; it is not executed again'
   local result = failure_bytes(USER, text)
   drop_result(context, key)
+  redis.call('HDEL', row, 'delivered_ms')
   redis.call('HSET', row, 'request_id', successor, 'state', 'failed', 'result', result, 'result_bytes', #result,
     'settled_ms', int(context.now), 'expires_ms', '0')
   count_result(context, key, #result)

@@ -6,11 +6,15 @@ local function unrecoverable(context, id)
   return 'the trainer restarted, and this model began before its commands were logged'
 end
 
+local LOST = 'its trainer was lost'
+
 -- A create that had no effect yet waits for a slot of the new trainer.
 local function wait_again(context, id)
   local key = redis.call('HGET', queue_of(context, id), '0')
   redis.call('HSET', model_row(context, id), 'slot', '', 'touched', '', 'inflight', '0')
-  redis.call('HSET', request_row(context, key), 'state', 'queued', 'issued', '0', 'flying', '0')
+  local row = request_row(context, key)
+  if redis.call('HGET', row, 'state') == 'running' then note_event(context, row, 'queued', '', '', LOST) end
+  redis.call('HSET', row, 'state', 'queued', 'issued', '0', 'flying', '0')
   redis.call('ZADD', context.prefix .. ':creates', redis.call('HGET', request_row(context, key), 'arrival'), id)
   if redis.call('HGET', model_row(context, id), 'doomed') == '1' then close_model(context, id, SERVER, '') end
 end
@@ -67,6 +71,7 @@ local function take_back(context, item, deaths)
     local row = request_row(context, item.k)
     redis.call('HINCRBY', row, 'issued', -item.n)
     redis.call('HSET', row, 'flying', '0', 'group', item.k)
+    note_event(context, row, 'queued', '', '', LOST)
     if redis.call('HGET', row, 'reported') == '0' then redis.call('HSET', row, 'state', 'queued') end
     deaths.commands[item.k] = item
   end

@@ -31,6 +31,21 @@ register('result_moved', function(keys, args)
   return 1
 end)
 
+-- ARGV: request key, request id, how long ago (ms), … Small results that were handed to a gateway whose client
+-- waits for them. Answers how many are still what they were.
+register('results_handed', function(keys, args)
+  local now, count = now_ms(), 0
+  for index = 1, #args, 3 do
+    local row = row_key(keys[1], args[index])
+    local request_id, settled = unpack(redis.call('HMGET', row, 'request_id', 'settled_ms'))
+    if request_id == args[index + 1] then
+      redis.call('HSETNX', row, 'delivered_ms', int(math.max(now - tonumber(args[index + 2]), tonumber(settled or 0))))
+      count = count + 1
+    end
+  end
+  return count
+end)
+
 -- ARGV: request key, request id, grace (ms). Its client has the whole result: it goes after the grace instead
 -- of the retention, if that is sooner.
 register('result_delivered', function(keys, args)
@@ -38,7 +53,9 @@ register('result_delivered', function(keys, args)
   local row = row_key(prefix, key)
   local until_ms = now_ms() + tonumber(args[3])
   local expires, kind = unpack(redis.call('HMGET', row, 'expires_ms', 'kind'))
-  if outdated(row, args[2]) or expires == '0' or tonumber(expires) <= until_ms then return 0 end
+  if outdated(row, args[2]) then return 0 end
+  redis.call('HSETNX', row, 'delivered_ms', int(now_ms()))
+  if expires == '0' or tonumber(expires) <= until_ms then return 0 end
   redis.call('HSET', row, 'expires_ms', int(until_ms))
   redis.call('ZADD', prefix .. ':expiring', int(until_ms), key)
   if kind == 'sample' then redis.call('ZADD', prefix .. ':samples_settled', int(until_ms), key) end

@@ -107,14 +107,14 @@ register('sampling_start', function(keys, args)
   local prefix = keys[1]
   local stale = stale_term(prefix, args[1])
   if stale then return stale end
-  local commands = {}
-  local now = int(now_ms())
+  local commands, context = {}, begin(prefix, 0)
   for i = 2, #args, 2 do
     local key, sampler = args[i], args[i + 1]
-    local row = redis.call('HMGET', row_key(prefix, key), 'state', 'command', 'units')
+    local row = redis.call('HMGET', row_key(prefix, key), 'state', 'command', 'units', 'events')
     if row[1] == 'queued' or row[1] == 'running' then
       local units = row[3] == '' and sampler or (row[3] .. ' ' .. sampler)
-      redis.call('HSET', row_key(prefix, key), 'state', 'running', 'issued_ms', now, 'units', units)
+      redis.call('HSET', row_key(prefix, key), 'state', 'running', 'issued_ms', int(context.now), 'units', units,
+        'events', with_event(context, row[4], 'issued', '', sampler))
       redis.call('ZREM', prefix .. ':samples', key)
       redis.call('HSET', prefix .. ':samples_running', key, sampler)
       commands[#commands + 1] = row[2]
@@ -131,6 +131,7 @@ register('sampling_requeue', function(keys, args)
   local row = redis.call('HMGET', row_key(prefix, key), 'state', 'arrival')
   if row[1] ~= 'running' then return row[1] == 'queued' and 1 or 0 end
   redis.call('HSET', row_key(prefix, key), 'state', 'queued')
+  note_event(begin(prefix, 0), row_key(prefix, key), 'queued', '', '', 'its sampler did not run it')
   redis.call('HDEL', prefix .. ':samples_running', key)
   redis.call('ZADD', prefix .. ':samples', row[2], key)
   return 1
@@ -171,6 +172,9 @@ register('sampling_settle', function(keys, args)
   local missing = missing_record(prefix, args[8], tonumber(args[9]))
   if missing then return missing end
   if not settle_sample(context, key, args[2], args[3]) then return { 0, '' } end
+  if args[2] == 'done' and sampler ~= '' then
+    note_event(context, row_key(prefix, key), 'executed', '', sampler, 'done')
+  end
   if args[5] ~= '' then
     redis.call('HDEL', row_key(prefix, key), 'result')
     redis.call('HSET', row_key(prefix, key), 'result_upload', args[5], 'result_segments', args[6], 'result_bytes', args[7])

@@ -42,12 +42,13 @@ local function mark_recovering(context, item, unit)
   end
 end
 
-local function mark_issued(context, item, unit)
+local function mark_issued(context, item, unit, incarnation)
   local row, model = request_row(context, item.k), model_row(context, item.m)
   redis.call('HINCRBY', row, 'issued', item.n)
   redis.call('HINCRBY', row, 'flying', 1)
-  local units = redis.call('HGET', row, 'units')
-  redis.call('HSET', row, 'state', 'running', 'units', units == '' and unit or units .. ' ' .. unit)
+  local units, events = unpack(redis.call('HMGET', row, 'units', 'events'))
+  redis.call('HSET', row, 'state', 'running', 'units', units == '' and unit or units .. ' ' .. unit,
+    'events', with_event(context, events, 'issued', unit, incarnation))
   if redis.call('HSETNX', row, 'issued_ms', int(context.now)) == 1 then
     local waited = context.now - tonumber(redis.call('HGET', row, 'admitted_ms') or context.now)
     redis.call('HINCRBY', context.prefix .. ':counters', 'started_total', 1)
@@ -79,7 +80,7 @@ register('unit_issue', function(keys, args)
     if item.x then
       mark_recovering(context, item, args[2])
     elseif item.k then
-      mark_issued(context, item, args[2])
+      mark_issued(context, item, args[2], args[3])
     end
   end
   redis.call('HSET', unit, 'term', args[1], 'incarnation', args[3], 'state', 'running', 'work', args[4],
@@ -152,6 +153,7 @@ function act.again(context, item, group)
   local row = request_row(context, item.k)
   redis.call('HINCRBY', row, 'issued', -item.n)
   redis.call('HSET', row, 'group', group)
+  note_event(context, row, 'queued', '', '', 'its unit failed as a whole')
   redis.call('HINCRBY', context.prefix .. ':counters', 'solo_retries_total', 1)
 end
 
@@ -170,9 +172,13 @@ function act.quarantine(context, item, message)
   slot_left(context, item.m, SERVER, 'the slot could not be unloaded and stays out of use until repaired: ' .. message)
 end
 
-local function land(context, item)
+local function land(context, item, action, ran_ms)
   if not item.k and not item.x then return end
-  if not item.x then redis.call('HINCRBY', request_row(context, item.k), 'flying', -1) end
+  if not item.x then
+    local row = request_row(context, item.k)
+    redis.call('HINCRBY', row, 'flying', -1)
+    note_event(context, row, 'executed', context.unit, '', action, ran_ms)
+  end
   redis.call('HINCRBY', model_row(context, item.m), 'inflight', -1)
 end
 
@@ -198,10 +204,10 @@ end
 local PER_ITEM = 5  -- action, data, a, b, log entries (JSON, '' = none; of a create its base)
 
 local function settle_problem(items, args)
-  local settled = (#args - 3) / PER_ITEM
+  local settled = (#args - 4) / PER_ITEM
   if settled ~= #items then return 'unit has ' .. #items .. ' items, ' .. settled .. ' were settled' end
   for index = 1, #items do
-    local action, log = args[PER_ITEM * index - 1], args[PER_ITEM * index + 3]
+    local action, log = args[PER_ITEM * index], args[PER_ITEM * index + 4]
     if not act[action] then return 'unknown action ' .. action end
     if items[index].c == 1 and action == 'loaded' and log == '' then return 'a create has no base' end
     if log ~= '' and not pcall(cjson.decode, log) then return 'log entries of item ' .. index .. ' are not JSON' end
@@ -213,7 +219,7 @@ local FAILURES = { fail = true, quarantine = true, diverged = true, seat_failed 
 
 local function apply(context, items, args, failures)
   for index, item in ipairs(items) do
-    local at = PER_ITEM * index - 1
+    local at = PER_ITEM * index
     if (FAILURES[args[at]] or false) == failures then
       act[args[at]](context, item, unpack(args, at + 1, at + 4))
     end
@@ -224,7 +230,7 @@ end
 local function log_effects(context, items, args, name)
   local logged, models, unit = {}, {}, { id = name, models = 0 }
   for index, item in ipairs(items) do
-    local text = args[PER_ITEM * index + 3]
+    local text = args[PER_ITEM * index + 4]
     if text ~= '' and item.c ~= 1 then
       table.insert(logged, { item, text })
       if not models[item.m] then models[item.m], unit.models = true, unit.models + 1 end
@@ -248,7 +254,7 @@ local function tidy(context, items)
   end
 end
 
--- args: term, retention_ms, unit id, then PER_ITEM for each item. Answers OK, or settled when this unit
+-- args: term, retention_ms, unit id, ms of execution, then PER_ITEM for each item. Answers OK, or settled when this unit
 -- was settled before (by whoever: the first settlement stands).
 register('unit_settle', function(keys, args)
   local stale = stale_term(keys[1], args[1])
@@ -261,7 +267,7 @@ register('unit_settle', function(keys, args)
   if problem then return refuse('contract_violation', problem) end
 
   context.unit = args[3]
-  for _, item in ipairs(items) do land(context, item) end
+  for index, item in ipairs(items) do land(context, item, args[PER_ITEM * index], args[4]) end
   log_effects(context, items, args, args[3])
   apply(context, items, args, false)
   apply(context, items, args, true)
