@@ -12,6 +12,9 @@ import typer
 
 from services.common.errors import InvalidInput
 from services.local import default_model, demo
+from services.local.cli_catalog import checkpoints_app, runs_app
+from services.local.cli_status import status
+from services.local.cli_tail import tail
 from services.local.cli_tenancy import keys_app, tenants_app
 from services.local.console import DEFAULT_STATE, StateOption, console, explained
 from services.local.settings import Durability, LocalSettings, default_state_dir
@@ -20,6 +23,10 @@ from services.local.up import run_mesh
 app = typer.Typer(help="A self-hosted service that speaks the Tinker protocol.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
+app.add_typer(runs_app, name="runs")
+app.add_typer(checkpoints_app, name="checkpoints")
+app.command()(status)
+app.command()(tail)
 
 ModelOption = Annotated[
     str,

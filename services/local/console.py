@@ -28,5 +28,6 @@ class explained:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, TinkermeshError):
-            Console(stderr=True).print(error.message, style="bold red", markup=False, highlight=False, soft_wrap=True)
+            stderr = Console(stderr=True, markup=False, emoji=False, highlight=False)  # ids are full of ":train:"
+            stderr.print(error.message, style="bold red", soft_wrap=True)
             raise typer.Exit(1)

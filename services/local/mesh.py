@@ -12,7 +12,7 @@ from typing import IO, Any
 from urllib.error import HTTPError
 
 from services.common.errors import Unavailable
-from services.local import state
+from services.local import endpoints, state
 from services.local.addresses import Addresses, reserve
 from services.local.plan import plan
 from services.local.settings import LocalSettings
@@ -35,6 +35,7 @@ class LocalMesh:
         self._lock: IO[str] | None = None
         try:
             self._lock = state.prepare(settings)
+            endpoints.write(settings, self.addresses)
             self.supervisor = Supervisor(self.specs(), say, ready)
         except BaseException:  # nothing is handled here: the lock goes, the cause goes on
             self._release()

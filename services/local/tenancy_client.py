@@ -122,7 +122,7 @@ def keys_of(state_dir: Path, scheduler: str) -> Iterator[RunningKeys | FileKeys]
 @contextmanager
 def running(state_dir: Path, scheduler: str) -> Iterator[RunningKeys]:
     """Raises Unavailable when no mesh runs there."""
-    address = scheduler or _scheduler_of(state_dir)
+    address = scheduler or scheduler_of(state_dir)
     with blocking_channel(address) as channel:
         yield RunningKeys(TenantsStub(channel))
 
@@ -139,7 +139,8 @@ def is_running(state_dir: Path) -> bool:
     return False
 
 
-def _scheduler_of(state_dir: Path) -> str:
+def scheduler_of(state_dir: Path) -> str:
+    """host:port of the first scheduler of the mesh that runs on `state_dir`. Raises Unavailable when none does."""
     port_file = state_dir / "run" / "scheduler-0.port"
     if not is_running(state_dir) or not port_file.is_file():
         raise Unavailable(f"no mesh runs on {state_dir}; start it, or name a scheduler with --scheduler host:port")
