@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -170,15 +171,31 @@ def collect_garbage(parent: Path, grace_seconds: float, now: float | None = None
     their name. Links are never followed out of `parent`.
     """
     horizon = (time.time() if now is None else now) - grace_seconds
-    linked = {entry.readlink().name for entry in parent.iterdir() if entry.is_symlink()}
+    linked = {_target_name(entry) for entry in parent.iterdir() if entry.is_symlink()}
     removed = []
     prefixes = [TEMPORARY_PREFIX] if parent.name == SAMPLER_WEIGHTS else [TEMPORARY_PREFIX, VERSION_PREFIX]
     for prefix in prefixes:
         for entry in _entries(parent, prefix):
-            if entry.name not in linked and entry.lstat().st_mtime < horizon:
+            if entry.name not in linked and _changed_at(entry) < horizon:
                 _discard(entry)
                 removed.append(entry.name)
     return removed
+
+
+def _target_name(link: Path) -> str:
+    """Empty when it has gone since it was listed."""
+    try:
+        return link.readlink().name
+    except FileNotFoundError:
+        return ""
+
+
+def _changed_at(entry: Path) -> float:
+    """Unix seconds; never for what another attempt has renamed or removed since it was listed."""
+    try:
+        return entry.lstat().st_mtime
+    except FileNotFoundError:
+        return math.inf
 
 
 def _swing(public: Path, place: Path, version: Path, claim: Claim, reached: Reached) -> Path:

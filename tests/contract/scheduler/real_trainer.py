@@ -54,6 +54,11 @@ class RealTrainerMesh(Mesh):
             trainer_id=told.trainer_id, incarnation=told.incarnation, address=address, facts=told.facts
         )
 
+    @property
+    def incarnation(self) -> str:
+        """The life of the trainer that serves the pool now."""
+        return self.directory.registration.incarnation if self.directory.registration is not None else ""
+
     async def stop(self) -> None:
         await super().stop()
         if self.process is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,23 @@ def seen(public: Path) -> int:
     number = json.loads((directory / "meta.json").read_text())["number"]
     assert (directory / "shard").read_text() == f"{number}" * 4096
     return int(number)
+
+
+@contextlib.contextmanager
+def renamed_once_listed(monkeypatch: pytest.MonkeyPatch, entry: Path) -> Iterator[list[Path]]:
+    """Whoever lists the folder of `entry` gets a name that is gone before it looks; yields the names it had."""
+    real, names = Path.iterdir, [entry]
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        listed = list(real(folder))
+        if names[-1] in listed:
+            names.append(names[-1].rename(entry.with_name(f"{entry.name[:-32]}{len(names):032x}")))
+        return iter(listed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", iterdir)
+        yield names
+    assert len(names) > 1, "nobody listed it"
 
 
 @pytest.fixture
@@ -260,6 +279,21 @@ def test_garbage_collection_never_follows_links_and_keeps_what_is_not_its_own_CK
     collect_garbage(public.parent, grace_seconds=0, now=time.time() + 10)
     assert (outside / "precious").exists()
     assert (public.parent / "legacy").is_dir()
+    assert seen(public) == 1
+
+
+def test_what_another_attempt_renames_while_garbage_is_looked_for_is_no_error_IDEM_01(
+    public: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A twin publishes between the listing and the look at what was listed: its name is gone then."""
+    publish(public, fill(1), OVERWRITE)
+    old, half = (public.parent / f"_tmp_a_{digit * 32}" for digit in "12")
+    for entry in (old, half):
+        entry.mkdir()
+        os.utime(entry, (1, 1))
+    with renamed_once_listed(monkeypatch, half) as renamed:
+        assert collect_garbage(public.parent, grace_seconds=600) == [old.name]
+    assert renamed[-1].is_dir()
     assert seen(public) == 1
 
 

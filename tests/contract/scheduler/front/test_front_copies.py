@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 
+import pytest
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Forbidden, KeyConflict, UnknownId
@@ -15,6 +16,7 @@ from tests.contract.scheduler.front.mesh import (
     refused,
 )
 from tests.contract.scheduler.front.owner import Owner
+from tests.unit.common.test_publish import renamed_once_listed
 
 
 async def test_a_copy_is_made_once_per_key_and_outlives_its_source_IDEM_01(owner: Owner) -> None:
@@ -72,3 +74,19 @@ async def test_a_retry_into_another_project_is_refused_IDEM_09(owner: Owner) -> 
         *(owner.copy(path, idempotency_key="k2", project_id=f"p{n}") for n in range(2)), return_exceptions=True
     )
     assert sorted(isinstance(one, str) for one in both) == [False, True]
+
+
+async def test_a_copy_beside_which_another_is_published_is_made_IDEM_01(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of copies asked for at once one may become whole while another looks for residues: nothing was deleted."""
+    path = await owner.save("a")
+    place = {"session_id": owner.session, "model_seq_id": 5}
+    parent = owner.mesh.store_root.resolve() / "runs" / f"{owner.session}:train:5" / "weights"
+    half = parent / f"_tmp_a_{'1' * 32}"
+    half.mkdir(parents=True)
+    with renamed_once_listed(monkeypatch, half) as renamed:
+        made = await owner.copy(path, **place)
+    assert made == f"tinker://{owner.session}:train:5/weights/a"
+    assert renamed[-1].is_dir()
+    assert (await owner.info(made)).base_model
