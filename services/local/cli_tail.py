@@ -53,6 +53,8 @@ def _lines(mesh: AdminClient, request_id: str, follow: bool, limit: float) -> pb
     for report in _reports(mesh, request_id, follow, limit):
         if not told:
             say(_head(report), "bold")
+            if report.timeline_cut:
+                say("the oldest of very many events are not kept", "dim")
         for event in report.timeline:
             line = _event(event, report.timeline[0].unix_ms)
             if line not in told:
@@ -87,4 +89,9 @@ def _head(report: pb.RequestReport) -> str:
 
 def _event(event: pb.TimelineEntry, first_ms: int) -> str:
     after = f"+{(event.unix_ms - first_ms) / 1000:.3f} s"
-    return f"{clock_text(event.unix_ms)} {after:>12} {event.event} {event.detail}".rstrip()
+    unit = f"unit {event.unit_id}" if event.unit_id else ""
+    engine = event.trainer_id or event.sampler_id
+    by = f"{'to' if event.event == 'issued' else 'by'} {engine}" if engine else ""
+    ran = f"in {event.ran_ms} ms" if event.event == "executed" and event.unit_id else ""
+    words = (f"{clock_text(event.unix_ms)} {after:>12}", event.event, event.outcome, event.detail, unit, by, ran)
+    return " ".join(word for word in words if word)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tests.doubles.admin import timeline
+from tests.doubles.eventually import SOON, eventually
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import WireClient, batch
 from tests.mesh.busy import Busy
@@ -58,6 +60,7 @@ def shown(mesh: MeshProcesses) -> Iterator[Shown]:
     """A run with three checkpoints whose session has ended, and the work of `Busy`."""
     finished, run, paths = asyncio.run(_trained(mesh))
     with Busy.start(mesh) as busy:
+        asyncio.run(eventually(lambda: _delivered(mesh, finished, busy.failed), 3 * SOON))
         yield Shown(busy, finished, run, paths)
 
 
@@ -73,3 +76,8 @@ async def _trained(mesh: MeshProcesses) -> tuple[str, str, list[str]]:
     await client.post(f"/sessions/{session}/finish", {"reason": {"type": "success"}, "detail": None})
     await client.close()
     return str(sent), model, paths
+
+
+async def _delivered(mesh: MeshProcesses, *requests: str) -> bool:
+    """Their clients have the results; the mark of it comes a little later."""
+    return all(timeline(mesh.scheduler, request)[-1] == "delivered" for request in requests)
