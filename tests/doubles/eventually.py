@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-SOON = 10.0
+SOON = 30.0
 
 
 async def eventually(check: Callable[[], Awaitable[T] | T], seconds: float = SOON) -> T:

@@ -81,7 +81,7 @@ async def test_adapters_in_use_are_never_evicted_SAMP_05(sampler: FakeSampler, s
     held = sampler.faults.add("hold_before", "sample", times=2)
     busy = [adapter(sampler.store_root, name, n) for n, name in enumerate("ab")]
     running = [asyncio.ensure_future(stub.Sample(request(f"r{n}", ref))) for n, ref in enumerate(busy)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(sampler.loaded) < 2:
             await asyncio.sleep(0.01)
     third = adapter(sampler.store_root, "c", 9)

@@ -48,7 +48,7 @@ class Driver:
                 yield pb.UnitFrame(payload=payload)
 
         outcome, data = pb.UnitOutcome(), b""
-        async for frame in self.stub.Execute(outgoing(), timeout=10):
+        async for frame in self.stub.Execute(outgoing(), timeout=30):
             if frame.WhichOneof("frame") == "outcome":
                 outcome = frame.outcome
             data += frame.payload
@@ -135,7 +135,7 @@ async def test_dropped_reply_is_repaired_by_attach(driver: Driver) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
         await driver.send(unit, payload)
     ref = pb.UnitRef(term=1, incarnation=unit.incarnation, unit_id=unit.unit_id)
-    frames = [frame async for frame in driver.stub.Attach(ref, timeout=5)]
+    frames = [frame async for frame in driver.stub.Attach(ref, timeout=30)]
     assert frames[0].outcome.unit_id == unit.unit_id
     assert datum_counts(driver.trainer.journal.entries) == {("r", 0): 1}
 
@@ -191,7 +191,7 @@ async def test_save_is_the_state_at_capture_and_loads_bitwise_CKPT_07(driver: Dr
     await driver.send(*driver.batch([datum(2)]))
     await driver.step()
     ref = pb.UnitRef(term=1, incarnation=unit.incarnation, unit_id=unit.unit_id)
-    artifact = await driver.stub.AwaitArtifact(ref, timeout=5)
+    artifact = await driver.stub.AwaitArtifact(ref, timeout=30)
     assert int(published.read_state(tmp_path, artifact.version_directory)["weights"], 16) == captured
     load = pb.LoadSlotWork(slot=3, layout=LAYOUT, directory=artifact.version_directory, optimizer=True)
     await driver.send(*driver.unit(load=load))
@@ -207,7 +207,7 @@ async def test_existing_name_is_refused_unless_it_is_the_same_save(driver: Drive
     unit, _ = driver.unit(save=save)
     await driver.send(unit)
     ref = pb.UnitRef(term=1, incarnation=unit.incarnation, unit_id=unit.unit_id)
-    await driver.stub.AwaitArtifact(ref, timeout=5)
+    await driver.stub.AwaitArtifact(ref, timeout=30)
     again, _ = await driver.send(*driver.unit(save=save))
     assert again.artifact_pending
     save.meta.created_unix_ms = 2

@@ -48,9 +48,9 @@ async def test_sigterm_answers_open_polls_and_exits_0_MESH_03(
         poll = asyncio.create_task(post(gateway.base_url, "retrieve_future", {"request_id": request_id}))
         await eventually(lambda: scheduler.streams.open_polls == 1)
         gateway.process.send_signal(signal.SIGTERM)
-        answer = await asyncio.wait_for(poll, 5)
+        answer = await asyncio.wait_for(poll, 20)
         assert (answer.status_code, answer.json()["type"]) == (408, "try_again")
-        assert await asyncio.wait_for(gateway.process.wait(), 10) == 0
+        assert await asyncio.wait_for(gateway.process.wait(), 20) == 0
         assert "Traceback" not in gateway.log.read_text()
 
 
@@ -71,7 +71,7 @@ async def test_replicas_share_an_inherited_socket_and_one_may_stop(
         ):
             assert one.port == two.port
             one.process.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(one.process.wait(), 10) == 0
+            assert await asyncio.wait_for(one.process.wait(), 20) == 0
             for _ in range(20):
                 assert (await post(two.base_url, "client/config", {})).status_code == 200
 

@@ -112,7 +112,7 @@ class Replica:
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(self.notices.run()), asyncio.create_task(self.training.run())]
-        await asyncio.wait_for(self.notices.subscribed.wait(), 5)
+        await asyncio.wait_for(self.notices.subscribed.wait(), WAIT_SECONDS)
 
     async def stop(self) -> None:
         if self._tasks:

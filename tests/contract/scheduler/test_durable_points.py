@@ -76,7 +76,7 @@ async def test_a_leader_that_dies_between_publication_and_swap_is_followed_MESH_
 
         monkeypatch.setattr(mesh.replicas[0].training._driver._parts.store, "durable_settled", dying)
         await rounds(mesh, model, [1, 2])
-        await asyncio.wait_for(reached.wait(), 10)
+        await mesh.until(reached.is_set)
         await mesh.replicas.pop(0).kill()
         await mesh.add_replica("successor")
 
@@ -123,7 +123,7 @@ async def test_a_save_published_but_not_settled_at_the_death_is_recognised(
 
         patch.setattr(client.TrainerClient, "artifact", lost)
         save = await mesh.save(model, 3, "once")
-        await asyncio.wait_for(reached.wait(), 10)
+        await mesh.until(reached.is_set)
         (version,) = (mesh.root / "runs" / model / "weights").glob("_version_*")
     await mesh.done(await mesh.batch(model, 4, [3]))
     await mesh.done(await mesh.step(model, 5))

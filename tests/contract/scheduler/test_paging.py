@@ -161,6 +161,11 @@ async def test_a_store_that_takes_no_durable_point_is_not_asked_at_every_turn(
         await rounds(mesh, model, [1])
         mesh.trainer.faults.add("fail", "publish", times=0)
         waiting = await mesh.create(new_session())
+
+        async def failed() -> bool:
+            return await counter(mesh, "durable_failures_total") > 0
+
+        await mesh.until(failed)
         await asyncio.sleep(0.6)
         assert await counter(mesh, "durable_failures_total") == 1
         assert await mesh.state(waiting) == "queued"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from services.common.errors import ModelClosed
-from tests.contract.scheduler.recovering import busy, final_state, kill_trainer, rounds, server_failure, undisturbed
+from tests.contract.scheduler.recovering import final_state, kill_trainer, rounds, server_failure, undisturbed
 from tests.contract.scheduler.requests import new_session
 from tests.contract.scheduler.rig import Mesh
 from tests.doubles.fake_trainer import FakeTrainer
@@ -18,18 +16,13 @@ POISON = 66
 async def dies_of_poison(mesh: Mesh) -> FakeTrainer:
     """The trainer that is running now stops in a pass that holds the poison; the next one is as vulnerable."""
     mesh.trainer.faults.add("hold_before", "pass", times=0, length=POISON)
-    await mesh.until(lambda: busy(mesh))
     await holding(mesh)
     return await kill_trainer(mesh)
 
 
 async def holding(mesh: Mesh) -> None:
-    async def held() -> bool:
-        unit = mesh.trainer.book.running_unit
-        await asyncio.sleep(0.05)
-        return bool(unit) and unit == mesh.trainer.book.running_unit
-
-    await mesh.until(held)
+    """Until a unit has come that one of the trainer's rules holds."""
+    await mesh.until(lambda: any(rule.seen for rule in mesh.trainer.faults.rules))
 
 
 async def test_two_deaths_fail_the_command_and_close_its_model_only_MESH_04(mesh: Mesh) -> None:

@@ -103,7 +103,7 @@ async def test_a_death_while_a_durable_point_is_being_settled_costs_nothing_GAP_
         with monkeypatch.context() as patch:
             patch.setattr(store, "durable_settled", late)
             await rounds(mesh, model, [1, 2])
-            await asyncio.wait_for(reached.wait(), 10)
+            await mesh.until(reached.is_set)
             await kill_trainer(mesh)
             await live(mesh, model)
         assert await original(*told[0])  # it arrives after all: of another life

@@ -83,7 +83,7 @@ async def test_a_leader_that_dies_between_seat_and_replay_is_followed_MESH_02_GA
         monkeypatch.setattr(store, "settle", stopping)
         await kill_trainer(mesh)
         pending = await mesh.batch(model, 5, [3, 4], salt=3)
-        await asyncio.wait_for(reached.wait(), 10)
+        await mesh.until(reached.is_set)
         await mesh.replicas.pop(0).kill()
         await mesh.add_replica("successor")
         await mesh.done(pending)

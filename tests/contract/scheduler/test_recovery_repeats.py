@@ -168,12 +168,7 @@ async def test_two_deaths_in_the_middle_of_one_shared_pass_end_only_whom_it_kill
         old.faults.remove(hold)
         if number == 0:
             hold = mesh.trainer.faults.add("hold_before", "pass", times=0, length=66)
-
-            async def inside() -> bool:
-                return bool(mesh.trainer.book.running_unit) and "pass" not in mesh.kinds()[:1]
-
-            await mesh.until(inside)
-            await asyncio.sleep(0.3)
+            await mesh.until(lambda rule=hold: bool(rule.seen))
     await mesh.failed(first)
     for request in rest:
         await mesh.done(request)

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from services.common.errors import InvalidInput
 from services.scheduler.core.seating import Paging
 from tests.contract.scheduler.requests import new_session
-from tests.contract.scheduler.rig import Mesh, running_mesh
+from tests.contract.scheduler.rig import WAIT_SECONDS, Mesh, running_mesh
 from tests.contract.scheduler.test_training_failure import held_pass
 from tests.doubles.valkey import ValkeyProcess
 
@@ -167,7 +167,7 @@ async def test_a_stopping_scheduler_settles_the_running_unit_before_it_lets_go_A
         assert not stopping.done()
         assert await mesh.state(batch) == "running"
         mesh.trainer.faults.remove(hold)
-        await asyncio.wait_for(stopping, 10)
+        await asyncio.wait_for(stopping, WAIT_SECONDS)
         assert (await mesh.state(batch), await mesh.state(step)) == ("done", "queued")
         await mesh.add_replica("successor")  # at once: the lease was released, it has not run out
         await mesh.done(step)

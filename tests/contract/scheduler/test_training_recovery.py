@@ -73,7 +73,7 @@ async def test_a_scheduler_killed_between_steps_loses_and_repeats_nothing_ORD_11
             reached = dies_at(mesh, step, patch)
             batch = await mesh.batch(model, 1, [3, 4, 5])
             optim = await mesh.step(model, 2)
-            await asyncio.wait_for(reached.wait(), 10)
+            await mesh.until(reached.is_set)
             await mesh.replicas.pop(0).kill()
         await mesh.add_replica("successor")
         assert (await mesh.done(batch)).batch.lengths == [3, 4, 5]

@@ -14,7 +14,7 @@ from pathlib import Path
 from services.common.settings import to_environment
 from services.trainer.settings import Settings
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 

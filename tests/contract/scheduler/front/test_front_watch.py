@@ -24,7 +24,7 @@ from tests.contract.scheduler.front.mesh import (
     watching,
     whole,
 )
-from tests.doubles.eventually import SOON, eventually
+from tests.doubles.eventually import eventually
 from tests.doubles.valkey import single_server
 
 FEW = 60  # what a replica reads by itself in a second or two; far below the 1,000 waits
@@ -52,7 +52,7 @@ async def test_settlement_at_one_replica_reaches_a_waiter_at_another_FUT_03(
         await watch.add(request_id)
         await eventually(lambda: _open_waits(first, 1))
         await _cancel(second, request_id)
-        event = await watch.next(SOON)
+        event = await watch.next()
         assert event.state == pb.WATCH_STATE_SETTLED
         assert event.result.failure.message == "cancelled"
 
@@ -103,7 +103,7 @@ async def test_one_settlement_among_a_thousand_waits_costs_few_commands_FUT_07(
         await eventually(lambda: _open_waits(replica, 1_000))
         before = await _quiet(redis_client)
         await _cancel(replica, request_ids[500])
-        event = await watch.next(SOON)
+        event = await watch.next()
         assert event.request_id == request_ids[500]
         assert await _reads(redis_client) - before < FEW
         tasks = len(asyncio.all_tasks())
@@ -123,9 +123,10 @@ async def test_removed_wait_is_not_answered(replica: Replica) -> None:
 
 @single_server
 async def test_settlement_missed_while_the_subscription_was_away_is_found(
-    replica: Replica, redis_client: Redis
+    replica: Replica, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The publishing is lost on purpose: the row is settled by hand while nobody listens."""
+    monkeypatch.setattr(watch_module, "REREAD_SECONDS", 3600.0)  # only the new subscription may tell
     (request_id,) = await _waiting_samples(replica, 1)
     row = f"tm:{{p:double}}:req:{request_id.split('.')[1]}"
     async with watching(replica) as watch:
@@ -133,7 +134,7 @@ async def test_settlement_missed_while_the_subscription_was_away_is_found(
         await eventually(lambda: _open_waits(replica, 1))
         await redis_client.hset(row, mapping={"state": "failed", "result": b"", "result_bytes": "0"})
         await redis_client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-        assert (await watch.next(5.0)).state == pb.WATCH_STATE_SETTLED
+        assert (await watch.next()).state == pb.WATCH_STATE_SETTLED
 
 
 async def test_settlement_without_any_message_is_found_by_the_sweep(
@@ -146,7 +147,7 @@ async def test_settlement_without_any_message_is_found_by_the_sweep(
         await watch.add(request_id)
         await eventually(lambda: _open_waits(replica, 1))
         await redis_client.hset(row, mapping={"state": "failed", "result": b"", "result_bytes": "0"})
-        assert (await watch.next(15.0)).state == pb.WATCH_STATE_SETTLED
+        assert (await watch.next()).state == pb.WATCH_STATE_SETTLED
 
 
 def _open_waits(replica: Replica, count: int) -> bool:
