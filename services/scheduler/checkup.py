@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import secrets
 from collections import Counter
 from typing import Any, cast
 
 import msgspec
 
+from services.common.errors import TinkermeshError
 from services.scheduler.store import keys
 from services.scheduler.store.connection import Redis, on_each_node
 from services.scheduler.store.consistency import Alone, ConsistencyCheck, Finding
+from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
 
 log = logging.getLogger(__name__)
@@ -21,10 +25,15 @@ SHOWN = 5
 
 
 class Checkup:
-    """Only one replica checks at a time; the report of the last check lies under `keys.CHECKUP`."""
+    """Only one replica checks at a time; the report of the last check lies under `keys.CHECKUP`.
 
-    def __init__(self, redis: Redis, check: ConsistencyCheck, replica: str) -> None:
+    The lock runs out by itself. A check that is slower than that may be overtaken: it then leaves the lock and
+    the report to the other, and may go on looking, since every repair looks again before it writes.
+    """
+
+    def __init__(self, redis: Redis, functions: Functions, check: ConsistencyCheck, replica: str) -> None:
         self._redis = cast("Any", redis)
+        self._call = functions.call
         self._check = check
         self._replica = replica
 
@@ -38,17 +47,20 @@ class Checkup:
             checked = await self._redis.hget(keys.CHECKUP, "life")
             if checked == life.encode() and not await alone():
                 return []
-            if not await self._redis.set(keys.CHECKUP_LOCK, self._replica, nx=True, px=int(CHECK_SECONDS * 1000)):
+            token = f"{self._replica} {secrets.token_hex(8)}"
+            if not await self._redis.set(keys.CHECKUP_LOCK, token, nx=True, px=int(CHECK_SECONDS * 1000)):
                 return []
             try:
-                return await self._bounded(life, alone)
-            finally:
-                await self._redis.delete(keys.CHECKUP_LOCK)
+                return await self._bounded(life, alone, token)
+            except BaseException:
+                with contextlib.suppress(TinkermeshError):  # it runs out by itself; the cause goes on
+                    await self._call("check_given_up", [keys.CHECKUP_LOCK], token)
+                raise
 
     async def _life(self) -> str:
         return " ".join([str(info["run_id"]) for info in await on_each_node(self._redis, "INFO", "server")])
 
-    async def _bounded(self, life: str, alone: Alone) -> list[Finding]:
+    async def _bounded(self, life: str, alone: Alone, token: str) -> list[Finding]:
         found: list[Finding] = []
         try:
             async with asyncio.timeout(CHECK_SECONDS):
@@ -58,8 +70,11 @@ class Checkup:
         except TimeoutError:
             log.warning("the consistency check was cut off after %.0f s: the rest was not looked at", CHECK_SECONDS)
         report = {"replica": self._replica, "findings": Counter(one.kind for one in found)}
-        await self._redis.hset(keys.CHECKUP, mapping={"life": life, "report": msgspec.json.encode(report)})
         _tell(found)
+        if not await self._call(
+            "check_over", [keys.CHECKUP_LOCK, keys.CHECKUP], token, life, msgspec.json.encode(report)
+        ):
+            log.warning("the consistency check took so long that another replica checks now; the report is left to it")
         return found
 
 

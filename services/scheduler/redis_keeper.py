@@ -36,7 +36,9 @@ class RedisKeeper:
         self._settings = settings
         self._shelf = LibraryShelf(redis, functions, settings.replica)
         blobs = FileBlobs(Path(settings.store_root) / "payloads")
-        self._checkup = Checkup(redis, ConsistencyCheck(redis, functions, blobs), settings.replica)
+        retention_ms = int(settings.retention_seconds * 1000)
+        check = ConsistencyCheck(redis, functions, blobs, retention_ms=retention_ms)
+        self._checkup = Checkup(redis, functions, check, settings.replica)
         self._reconnected = asyncio.Event()
         self._tidied = time.monotonic()
         notices.on_reconnect(self._reconnected.set)

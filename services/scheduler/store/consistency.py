@@ -48,10 +48,13 @@ class _Seen:
 
 
 class ConsistencyCheck:
-    def __init__(self, redis: Redis, functions: Functions, blobs: BlobStore) -> None:
+    """`retention_ms`: how long the future of a command that fails here is kept, as of any other."""
+
+    def __init__(self, redis: Redis, functions: Functions, blobs: BlobStore, *, retention_ms: int) -> None:
         self._redis = cast("Any", redis)
         self._call = functions.call
         self._blobs = blobs
+        self._retention_ms = retention_ms
 
     async def pool(self, pool: str, *, alone: Alone) -> list[Finding]:
         """Where nobody else works, what tenants use is counted, too. Raises Unavailable."""
@@ -84,10 +87,12 @@ class ConsistencyCheck:
     ) -> list[Finding]:
         found: list[Finding] = []
         for at in range(0, len(names) or int(always), BATCH):
-            flat = await self._call(function, [keys.pool_prefix(pool)], *first, *names[at : at + BATCH])
-            texts = [part.decode() for part in flat]
-            found += map(Finding, texts[::2], texts[1::2])
+            found += _findings(await self._checked(function, pool, *first, *names[at : at + BATCH]))
         return found
+
+    async def _checked(self, function: str, pool: str, *arguments: str) -> list[str]:
+        flat = await self._call(function, [keys.pool_prefix(pool)], self._retention_ms, *arguments)
+        return [part.decode() for part in flat]
 
     async def _rows(self, pool: str, row_keys: list[str], seen: _Seen) -> list[Finding]:
         found = await self._repair(pool, "check_rows", row_keys)
@@ -106,7 +111,37 @@ class ConsistencyCheck:
     async def _models(self, pool: str, model_ids: list[str], seen: _Seen) -> list[Finding]:
         for tenant, counted in await self._fields([keys.model(pool, m) for m in model_ids], ("tenant", "counted")):
             seen.usage[tenant].update(models=int(counted or 0))
-        return await self._repair(pool, "check_models", model_ids)
+        found = []
+        for model_id, queued, logged in await self._lengths(pool, model_ids):
+            found += await self._queue(pool, model_id) if queued else []
+            found += await self._log(pool, model_id) if logged else []
+        return found + await self._repair(pool, "check_models", model_ids)
+
+    async def _lengths(self, pool: str, model_ids: list[str]) -> list[tuple[str, int, int]]:
+        """(model, commands in its queue, entries of its log)."""
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            for model_id in model_ids:
+                pipe.hlen(keys.queue(pool, model_id))
+                pipe.llen(keys.log(pool, model_id))
+            found = await pipe.execute() if model_ids else []
+        return list(zip(model_ids, found[::2], found[1::2], strict=True))
+
+    async def _queue(self, pool: str, model_id: str) -> list[Finding]:
+        with reaching_redis():
+            scan = self._redis.hscan_iter(keys.queue(pool, model_id), count=BATCH)
+            seqs = [seq.decode() async for seq, _ in scan]
+        return await self._repair(pool, "check_queue", seqs, model_id)
+
+    async def _log(self, pool: str, model_id: str) -> list[Finding]:
+        """In portions: a log may hold thousands of commands, and nobody else is served while one is looked at."""
+        found: list[Finding] = []
+        position = ""
+        while True:
+            position, *texts = await self._checked("check_log", pool, model_id, position, str(BATCH))
+            found += _findings(texts)
+            if not position:
+                return found
 
     async def _outputs(self, pool: str, row_keys: list[str]) -> list[Finding]:
         rows = await self._fields([keys.req(pool, key) for key in row_keys], ("request_id",))
@@ -198,6 +233,10 @@ class ConsistencyCheck:
                 return False
             await self._redis.zadd(keys.SESSIONS, {session_id: beat_ms}, gt=True)
         return True
+
+
+def _findings(texts: Sequence[str]) -> Iterable[Finding]:
+    return map(Finding, texts[::2], texts[1::2])
 
 
 def _of(names: Iterable[str], kind: str) -> list[str]:

@@ -1,11 +1,12 @@
 -- The consistency check: each function looks at some names, repairs what cannot be as it is, and answers
 -- its findings {class, subject, …}. Every repair is a state the other functions could have made, so
 -- a check may run beside them. What cannot be repaired without guessing is only reported.
+--
+-- KEYS: pool prefix. ARGV of each: retention_ms, then what it says. A call looks at what it is told and no
+-- more: how much that is, its caller bounds.
 
-local RETENTION_MS = 86400000
-
-local function open_report(prefix)
-  local context = begin(prefix, RETENTION_MS)
+local function open_report(prefix, retention_ms)
+  local context = begin(prefix, retention_ms)
   context.found = {}
   return context
 end
@@ -165,17 +166,18 @@ local function check_row(context, key)
   end
 end
 
--- KEYS: pool prefix. ARGV: request keys.
+-- args: retention_ms, request keys.
 register('check_rows', function(keys, args)
-  local context = open_report(keys[1])
-  for _, key in ipairs(args) do check_row(context, key) end
+  local context = open_report(keys[1], args[1])
+  for index = 2, #args do check_row(context, args[index]) end
   return report(context)
 end)
 
--- KEYS: pool prefix. ARGV: request keys whose payload files are gone.
+-- args: retention_ms, request keys whose payload files are gone.
 register('check_lost_payloads', function(keys, args)
-  local context = open_report(keys[1])
-  for _, key in ipairs(args) do
+  local context = open_report(keys[1], args[1])
+  for index = 2, #args do
+    local key = args[index]
     local row = read_row(context, key)
     if row.request_id and not settled(row.state) and row.upload ~= '' then
       found(context, 'payload_lost', key)
@@ -191,29 +193,46 @@ local function drop_from_indexes(context, id)
   end
 end
 
-local function check_queue(context, id)
-  local flat = redis.call('HGETALL', queue_of(context, id))
-  for index = 1, #flat, 2 do
-    if redis.call('HGET', request_row(context, flat[index + 1]), 'parent') ~= id then
-      found(context, 'queued_without_row', flat[index + 1])
-      redis.call('HDEL', queue_of(context, id), flat[index])
+local function is_open(context, id)
+  local state = redis.call('HGET', model_row(context, id), 'state')
+  return state and state ~= 'closed'
+end
+
+-- args: retention_ms, model, then the sequence ids of its queue that are looked at.
+register('check_queue', function(keys, args)
+  local context, id = open_report(keys[1], args[1]), args[2]
+  for index = 3, is_open(context, id) and #args or 0 do
+    local key = redis.call('HGET', queue_of(context, id), args[index])
+    if key and redis.call('HGET', request_row(context, key), 'parent') ~= id then
+      found(context, 'queued_without_row', key)
+      redis.call('HDEL', queue_of(context, id), args[index])
     end
+  end
+  return report(context)
+end)
+
+-- What a replay of the model would miss. Its slot still holds the effect: nothing is closed for it now.
+local function check_entry(context, id, entry)
+  local row = read_row(context, entry.k)
+  if not row.request_id then
+    found(context, 'log_without_row', id .. ' ' .. entry.k)
+  elseif is_batch(entry.o) and row.upload and string.sub(row.upload, 1, 5) ~= 'blob-'
+    and (row.upload == '' or segments_missing(context, row.upload, row.segments)) then
+    found(context, 'logged_payload_lost', entry.k)
   end
 end
 
--- What a replay of the model would miss. Its slot still holds the effect: nothing is closed for it now.
-local function check_log(context, id)
-  for _, text in ipairs(redis.call('LRANGE', log_key(context, id), 0, -1)) do
-    local entry = cjson.decode(text)
-    local row = read_row(context, entry.k)
-    if not row.request_id then
-      found(context, 'log_without_row', id .. ' ' .. entry.k)
-    elseif is_batch(entry.o) and row.upload and string.sub(row.upload, 1, 5) ~= 'blob-'
-      and (row.upload == '' or segments_missing(context, row.upload, row.segments)) then
-      found(context, 'logged_payload_lost', entry.k)
-    end
-  end
-end
+-- args: retention_ms, model, log position ('' = where its log begins), how many entries. Answers the position
+-- that comes next ('' = that was the end), then the findings. What a durable point covers meanwhile is passed over.
+register('check_log', function(keys, args)
+  local context, id, count = open_report(keys[1], args[1]), args[2], tonumber(args[4])
+  local base_pos = tonumber(redis.call('HGET', model_row(context, id), 'base_pos') or 0)
+  local first = math.max(tonumber(args[3]) or 0, base_pos) - base_pos
+  local texts = is_open(context, id) and redis.call('LRANGE', log_key(context, id), first, first + count - 1) or {}
+  for _, text in ipairs(texts) do check_entry(context, id, cjson.decode(text)) end
+  table.insert(context.found, 1, #texts == count and int(base_pos + first + count) or '')
+  return report(context)
+end)
 
 local function check_open_model(context, id, state)
   local active = redis.call('ZSCORE', context.prefix .. ':active', id)
@@ -230,16 +249,15 @@ local function check_open_model(context, id, state)
   end
 end
 
--- KEYS: pool prefix. ARGV: model ids.
+-- args: retention_ms, model ids. Their queues and logs are check_queue's and check_log's.
 register('check_models', function(keys, args)
-  local context = open_report(keys[1])
-  for _, id in ipairs(args) do
+  local context = open_report(keys[1], args[1])
+  for index = 2, #args do
+    local id = args[index]
     local state = redis.call('HGET', model_row(context, id), 'state')
     if state == 'closed' then
       drop_from_indexes(context, id)
     elseif state then
-      check_queue(context, id)
-      check_log(context, id)
       check_open_model(context, id, state)
     end
   end
@@ -262,9 +280,9 @@ local function check_slots(context)
   end
 end
 
--- KEYS: pool prefix. ARGV: ids of unit records. The set of running units and the records must agree.
+-- args: retention_ms, ids of unit records. The set of running units and the records must agree.
 register('check_units', function(keys, args)
-  local context = open_report(keys[1])
+  local context = open_report(keys[1], args[1])
   local running = context.prefix .. ':units'
   for _, unit in ipairs(redis.call('SMEMBERS', running)) do
     if redis.call('HGET', unit_key(context.prefix, unit), 'state') ~= 'running' then
@@ -272,7 +290,8 @@ register('check_units', function(keys, args)
       redis.call('SREM', running, unit)
     end
   end
-  for _, unit in ipairs(args) do
+  for index = 2, #args do
+    local unit = args[index]
     local state, text = unpack(redis.call('HMGET', unit_key(context.prefix, unit), 'state', 'items'))
     if state == 'running' and redis.call('SADD', running, unit) == 1 then found(context, 'unit_not_listed', unit) end
     for _, item in ipairs(state == 'running' and cjson.decode(text) or {}) do
@@ -292,35 +311,35 @@ local INDEXES = {
   samples_settled = { 'ZREM', ':req:' }, samples_running = { 'HDEL', ':req:' }, capturing = { 'SREM', ':req:' },
 }
 
--- KEYS: pool prefix. ARGV: name of an index, members of it. Those that name nothing go.
+-- args: retention_ms, name of an index, members of it. Those that name nothing go.
 register('check_index', function(keys, args)
-  local context = open_report(keys[1])
-  local command, kind = unpack(INDEXES[args[1]])
-  for index = 2, #args do
+  local context, name = open_report(keys[1], args[1]), args[2]
+  local command, kind = unpack(INDEXES[name])
+  for index = 3, #args do
     if redis.call('EXISTS', context.prefix .. kind .. args[index]) == 0
-      and redis.call(command, context.prefix .. ':' .. args[1], args[index]) == 1 then
-      found(context, 'index_without_row', args[1] .. ' ' .. args[index])
+      and redis.call(command, context.prefix .. ':' .. name, args[index]) == 1 then
+      found(context, 'index_without_row', name .. ' ' .. args[index])
     end
   end
   return report(context)
 end)
 
--- KEYS: pool prefix. ARGV: tenant, then what its usage must be: models, open, bytes, results, samples.
+-- args: retention_ms, tenant, then what its usage must be: models, open, bytes, results, samples.
 -- Only for a pool in which nobody else works: the caller has counted.
 register('check_usage', function(keys, args)
-  local context = open_report(keys[1])
-  local usage, counts = usage_key(context, args[1]), context.prefix .. ':sample_counts'
+  local context, tenant = open_report(keys[1], args[1]), args[2]
+  local usage, counts = usage_key(context, tenant), context.prefix .. ':sample_counts'
   for index, name in ipairs({ 'models', 'open', 'bytes', 'results' }) do
-    local held = redis.call('HGET', usage, name) or '0'
-    if held ~= args[index + 1] then
-      found(context, 'usage_wrong', args[1] .. ' ' .. name .. ' ' .. held .. ' instead of ' .. args[index + 1])
-      redis.call('HSET', usage, name, args[index + 1])
+    local held, counted = redis.call('HGET', usage, name) or '0', args[index + 2]
+    if held ~= counted then
+      found(context, 'usage_wrong', tenant .. ' ' .. name .. ' ' .. held .. ' instead of ' .. counted)
+      redis.call('HSET', usage, name, counted)
     end
   end
-  local held = redis.call('HGET', counts, args[1]) or '0'
-  if held ~= args[6] then
-    found(context, 'usage_wrong', args[1] .. ' samples ' .. held .. ' instead of ' .. args[6])
-    if args[6] == '0' then redis.call('HDEL', counts, args[1]) else redis.call('HSET', counts, args[1], args[6]) end
+  local held, counted = redis.call('HGET', counts, tenant) or '0', args[7]
+  if held ~= counted then
+    found(context, 'usage_wrong', tenant .. ' samples ' .. held .. ' instead of ' .. counted)
+    if counted == '0' then redis.call('HDEL', counts, tenant) else redis.call('HSET', counts, tenant, counted) end
   end
   return report(context)
 end)

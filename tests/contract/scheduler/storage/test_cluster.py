@@ -60,10 +60,8 @@ async def test_the_training_path_runs_on_a_cluster_and_a_pool_lies_in_one_slot(
         slots = {await cast("Any", mesh.redis).cluster_keyslot(n.decode()) for n in names if b"{p:" in n}
         assert len(names) > 10
         assert len(slots) == 1
-        assert (
-            await ConsistencyCheck(mesh.redis, Functions(client), FileBlobs(tmp_path)).pool(POOL, alone=nobody_else)
-            == []
-        )
+        check = ConsistencyCheck(mesh.redis, Functions(client), FileBlobs(tmp_path), retention_ms=1000)
+        assert await check.pool(POOL, alone=nobody_else) == []
 
 
 async def nobody_else() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +12,7 @@ import pytest
 from redis.asyncio import Redis
 from tinkermesh.v1 import types_pb2 as types
 
-from services.scheduler.checkup import Checkup
-from services.scheduler.store import keys
+from services.scheduler.store import consistency, keys
 from services.scheduler.store.consistency import ConsistencyCheck, Finding
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.payloads import FileBlobs, Pending, Upload
@@ -26,6 +25,7 @@ from tests.contract.scheduler.test_training_functions import BASE, MODEL, POOL, 
 SAMPLER = f"{SESSION}:sample:0:{POOL}"
 LIMITS = "limits 0 0 0 0 0 0"
 DAY_MS = 86_400_000
+RETENTION_MS = 7_000
 
 
 async def yes() -> bool:
@@ -42,7 +42,8 @@ class Site:
     def __init__(self, redis: Redis, functions: Functions, blobs: FileBlobs) -> None:
         self.redis = cast("Any", redis)
         self.bench = Bench(redis, functions)
-        self.check = ConsistencyCheck(redis, functions, blobs)
+        self.check = ConsistencyCheck(redis, functions, blobs, retention_ms=RETENTION_MS)
+        self.functions = functions
         self.samples = SamplingStore(redis, functions, SequenceStore(redis, functions, keep_ms=DAY_MS))
         self.sessions = SessionStore(redis, functions)
         self.blobs = blobs
@@ -220,6 +221,59 @@ async def test_what_a_replay_would_miss_is_reported_only(site: Site) -> None:
     assert await site.redis.hget(keys.model(POOL, MODEL), "state") == b"open"
 
 
+async def log_with_gaps(site: Site, entries: int, *gaps: int) -> None:
+    """The model's log begins at position 100; the commands at these places of it do not exist."""
+    names = [f"gone-{place}" if place in gaps else "d" for place in range(entries)]
+    await site.redis.rpush(
+        keys.log(POOL, MODEL), *(msgspec.json.encode({"o": "optim_step", "k": name}) for name in names)
+    )
+    await site.redis.hset(keys.model(POOL, MODEL), mapping={"base_pos": "100", "log_end": str(100 + entries)})
+
+
+async def test_a_long_log_is_looked_at_in_portions_to_its_end_GAP_16(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consistency, "BATCH", 4)
+    await log_with_gaps(site, 12, 0, 3, 4, 11)
+    asked, call = [], site.functions.call
+
+    async def noted(name: str, names: Sequence[str], *arguments: Any) -> Any:
+        answer = await call(name, names, *arguments)
+        if name == "check_log":
+            asked.append((*arguments[2:], answer[0].decode()))
+        return answer
+
+    monkeypatch.setattr(site.check, "_call", noted)
+    found = [one for one in await site.run() if one.kind == "log_without_row"]
+    assert found == [Finding("log_without_row", f"{MODEL} gone-{place}") for place in (0, 3, 4, 11)]
+    assert asked == [("", "4", "104"), ("104", "4", "108"), ("108", "4", "112"), ("112", "4", "")]
+
+
+async def test_what_leaves_a_log_while_it_is_looked_at_is_passed_over(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A durable point that comes between two portions moves the log's beginning, not what is still to be seen."""
+    monkeypatch.setattr(consistency, "BATCH", 4)
+    await log_with_gaps(site, 10, 9)
+    call, between = site.functions.call, iter([True])
+
+    async def trimmed_after_the_first(name: str, names: Sequence[str], *arguments: Any) -> Any:
+        answer = await call(name, names, *arguments)
+        if name == "check_log" and next(between, False):
+            await site.redis.ltrim(keys.log(POOL, MODEL), 8, -1)
+            await site.redis.hset(keys.model(POOL, MODEL), "base_pos", "108")
+        return answer
+
+    monkeypatch.setattr(site.check, "_call", trimmed_after_the_first)
+    assert Finding("log_without_row", f"{MODEL} gone-9") in await site.run()
+
+
+async def test_what_the_check_fails_is_kept_as_long_as_any_result(site: Site) -> None:
+    await site.redis.delete(keys.payload(POOL, "up-b", 0))
+    await site.run()
+    assert int(await site.row("b", "expires_ms")) - int(await site.row("b", "settled_ms")) == RETENTION_MS
+
+
 @pytest.mark.parametrize("index", [keys.seekers, keys.recovering, keys.unseated, keys.durables])
 async def test_recovery_forgets_models_that_are_closed_or_gone(site: Site, index: Callable[[str], str]) -> None:
     await site.redis.hset(keys.model(POOL, "s:train:7"), "state", "closed")
@@ -262,22 +316,3 @@ async def test_usage_is_left_alone_when_another_replica_came_during_the_count(si
     site.check._rows = and_somebody_comes  # type: ignore[method-assign]
     await site.redis.hincrby(keys.usage(POOL, "tenant"), "open", 7)
     assert await site.check.pool(POOL, alone=lambda: alone()) == []
-
-
-async def test_the_check_runs_once_for_each_life_of_the_server_and_for_who_starts_alone(site: Site) -> None:
-    await site.redis.sadd(keys.POOLS, POOL)
-    checkup = Checkup(site.redis, site.check, "me")
-    plant = PLANTED["row_without_id"]
-    await plant(site)
-    assert [one.kind for one in await checkup.run(no)] == ["row_without_id"]
-    await plant(site)
-    assert await checkup.run(no) == []
-    assert len(await checkup.run(yes)) == 1
-    report = msgspec.json.decode(await site.redis.hget(keys.CHECKUP, "report"))
-    assert report == {"replica": "me", "findings": {"row_without_id": 1}}
-    await site.redis.hset(keys.CHECKUP, "life", "another server's")
-    await plant(site)
-    await site.redis.set(keys.CHECKUP_LOCK, "other", px=60_000)
-    assert await checkup.run(yes) == []  # another replica is at it
-    await site.redis.delete(keys.CHECKUP_LOCK)
-    assert len(await checkup.run(no)) == 1
