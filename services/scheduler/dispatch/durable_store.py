@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import math
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from services.common.errors import InvalidInput
@@ -32,13 +33,19 @@ class DurableFiles:
         """A version that is no base any more, its public name first; of what is gone: nothing."""
         await in_store(self._delete, directory)
 
-    async def models(self, pool: str) -> list[str]:
-        """Models of the pool with durable points in the store."""
-        return await in_store(lambda: [folder.name for folder in _folders(self._root / DURABLE / pool)])
+    async def models(self, pool: str, after: str, limit: int) -> tuple[list[str], str]:
+        """Models of the pool with durable points in the store, by name, those behind `after`; and the last of
+        them, "" when there are no more."""
+        return await in_store(self._models_behind, pool, after, limit)
 
-    async def versions(self, pool: str, model_id: str, older_than_seconds: float) -> list[str]:
-        """Version directories and residues of a model, relative to the root, written longer ago."""
-        return await in_store(self._versions, pool, model_id, time.time() - older_than_seconds)
+    async def versions(self, pool: str, models: Sequence[str], older_than_seconds: float) -> dict[str, list[str]]:
+        """By model: version directories and residues, relative to the root, written longer ago. None: left out."""
+        return await in_store(self._versions, pool, models, time.time() - older_than_seconds)
+
+    def _models_behind(self, pool: str, after: str, limit: int) -> tuple[list[str], str]:
+        names = (folder.name for folder in _folders(self._root / DURABLE / pool))
+        found = heapq.nsmallest(limit + 1, (name for name in names if name > after))
+        return found[:limit], found[limit - 1] if len(found) > limit else ""
 
     def _delete(self, directory: str) -> None:
         if not directory.startswith(f"{DURABLE}/"):
@@ -56,7 +63,11 @@ class DurableFiles:
         if parent.is_dir() and parent.parent.parent == (self._root / DURABLE).resolve() and not any(parent.iterdir()):
             parent.rmdir()
 
-    def _versions(self, pool: str, model_id: str, unix_seconds: float) -> list[str]:
+    def _versions(self, pool: str, models: Sequence[str], unix_seconds: float) -> dict[str, list[str]]:
+        found = {model_id: self._old_of(pool, model_id, unix_seconds) for model_id in models}
+        return {model_id: names for model_id, names in found.items() if names}
+
+    def _old_of(self, pool: str, model_id: str, unix_seconds: float) -> list[str]:
         root = self._root.resolve()
         folder = contained(root, f"{DURABLE}/{pool}/{model_id}")
         old = (entry for entry in _folders(folder) if _written_at(entry) < unix_seconds)

@@ -8,6 +8,7 @@ from services.scheduler.store.models import ModelReader
 
 ORPHAN_SECONDS = 3600.0
 PER_SWEEP = 50
+MODELS_PER_SWEEP = 500
 
 
 class DurableSweeper:
@@ -20,6 +21,7 @@ class DurableSweeper:
         self._models = models
         self._files = files
         self._orphan_seconds = orphan_seconds
+        self._reached: dict[str, str] = {}  # by pool: the last model of the last part
 
     async def drop(self, pool: str) -> int:
         """Deletes superseded versions, and those of closed models."""
@@ -30,17 +32,26 @@ class DurableSweeper:
         return len(dropped)
 
     async def drop_orphans(self, pool: str) -> int:
-        """Deletes what a capture left that was never settled: old, and nobody's base or running capture."""
-        dropped = 0
+        """Deletes what a capture left that was never settled: old, and nobody's base or running capture.
+
+        Of a part of the models each time, and then of the next: what Redis is asked does not grow with their number.
+        Files are listed before it is asked: one that is captured or becomes a base meanwhile is known as such.
+        """
+        models, self._reached[pool] = await self._files.models(pool, self._reached.get(pool, ""), MODELS_PER_SWEEP)
+        old = await self._files.versions(pool, models, self._orphan_seconds)
+        if not old:
+            return 0
         running = await self._book.running(pool)
-        for model_id in await self._files.models(pool):
-            row = await self._models.row(pool, model_id)
-            kept = {str(row.base.get("directory", ""))} if row is not None and row.state != "closed" else set()
-            for directory in await self._files.versions(pool, model_id, self._orphan_seconds):
-                if directory not in kept and not _is_of(running.get(model_id), directory):
-                    await self._files.delete(directory)
-                    dropped += 1
-        return dropped
+        bases = await self._models.bases(pool, list(old))
+        orphans = [
+            directory
+            for (model_id, directories), base in zip(old.items(), bases, strict=True)
+            for directory in directories
+            if directory != base and not _is_of(running.get(model_id), directory)
+        ]
+        for directory in orphans:
+            await self._files.delete(directory)
+        return len(orphans)
 
 
 def _is_of(unit_id: str | None, directory: str) -> bool:

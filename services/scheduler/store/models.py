@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -51,6 +51,16 @@ class ModelReader:
         if values[0] is None:
             return None
         return _row(model_id, [value or b"" for value in values])
+
+    async def bases(self, pool: str, model_ids: Sequence[str]) -> list[str]:
+        """The directory each one's log begins at, in their order and in one round trip; "" = none (any more)."""
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            for model_id in model_ids:
+                pipe.hmget(keys.model(pool, model_id), ("state", "base"))
+            rows = await pipe.execute() if model_ids else []
+        texts = [base if state and state != b"closed" else None for state, base in rows]
+        return [str(json.loads(text).get("directory", "")) if text else "" for text in texts]
 
     async def artifact(self, pool: str, key: str) -> str:
         """The name a captured save has."""

@@ -12,7 +12,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -26,6 +26,7 @@ SEGMENT_BYTES = 512 << 10
 REDIS_LIMIT_BYTES = 8 << 20
 UPLOAD_TTL_SECONDS = 600
 ORPHAN_SECONDS = 3600.0
+NAMES_PER_READ = 200
 BLOB_PREFIX = "blob-"
 PART_PREFIX = ".part-"
 
@@ -216,23 +217,29 @@ class PayloadStore:
         """For a command that was admitted before. Maybe by this very attempt, whose first answer was lost: then
         its row names this upload, which stays."""
         with contextlib.suppress(Unavailable):
-            if pending.upload.name and pending.upload.name not in await self._uploads_of(pool, key):
+            if pending.upload.name and pending.upload.name not in (await self._uploads_of(pool, [key]))[0]:
                 await self.discard(pending)
 
     async def drop_orphans(self, pool: str, age_seconds: float = ORPHAN_SECONDS) -> int:
         """Deletes files of commands that were never admitted, or whose rows no longer name them."""
+        owned = [name for name in await self._blobs.older_than(age_seconds) if _owner(name)[0] == pool]
         dropped = 0
-        for name in await self._blobs.older_than(age_seconds):
-            owner, _, rest = name.removeprefix(BLOB_PREFIX).partition(".")
-            if owner == pool and name not in await self._uploads_of(pool, rest.partition(".")[0]):
+        for at in range(0, len(owned), NAMES_PER_READ):
+            names = owned[at : at + NAMES_PER_READ]
+            uploads = await self._uploads_of(pool, [_owner(name)[1] for name in names])
+            for name in (name for name, named in zip(names, uploads, strict=True) if name not in named):
                 await self._blobs.delete(name)
                 dropped += 1
         return dropped
 
-    async def _uploads_of(self, pool: str, key: str) -> list[str]:
+    async def _uploads_of(self, pool: str, request_keys: Sequence[str]) -> list[list[str]]:
+        """What each row names, in one round trip."""
         with reaching_redis():
-            named = await self._redis.hmget(keys.req(pool, key), ("upload", "result_upload"))
-        return [name.decode() for name in named if name is not None]
+            pipe = self._redis.pipeline(transaction=False)
+            for key in request_keys:
+                pipe.hmget(keys.req(pool, key), ("upload", "result_upload"))
+            rows = await pipe.execute()
+        return [[name.decode() for name in named if name is not None] for named in rows]
 
     async def drop_blobs(self, pool: str, limit: int = 100) -> int:
         """Deletes the files of commands that have settled and of results that have gone."""
@@ -244,3 +251,9 @@ class PayloadStore:
             with reaching_redis():
                 await self._redis.ltrim(keys.dropped_blobs(pool), len(names), -1)
         return len(names)
+
+
+def _owner(blob: str) -> tuple[str, str]:
+    """(pool, request key) of a file named by `blob_name`."""
+    pool, _, rest = blob.removeprefix(BLOB_PREFIX).partition(".")
+    return pool, rest.partition(".")[0]

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from services.common.errors import Unavailable
 from services.scheduler.dispatch.sweeper import Sweeper
 from services.scheduler.store import keys
+from services.scheduler.store.models import ModelReader
 from services.scheduler.store.payloads import FileBlobs, PayloadStore
 from tests.contract.scheduler.requests import new_session
 from tests.contract.scheduler.rig import Mesh, running_mesh
@@ -35,6 +36,21 @@ async def test_rows_go_with_their_model_only_after_the_session_is_over_IDEM_06(m
         pass
     left = await cast("Any", mesh.redis.keys("tm:{p:double}:*"))
     assert [key for key in left if model.encode() in key or b":req:" in key or b":out:" in key] == []
+
+
+async def test_bases_of_many_models_are_read_at_once(redis_client: Redis) -> None:
+    durable = b'{"kind": "durable", "directory": "durable/p/%d"}'
+    rows = {
+        "a": ("open", durable % 1),
+        "b": ("closed", durable % 2),
+        "c": ("open", b'{"kind": "init"}'),
+        "d": ("open", ""),
+    }
+    for model_id, (state, base) in rows.items():
+        await cast("Any", redis_client.hset(keys.model("p", model_id), mapping={"state": state, "base": base}))
+    reader = ModelReader(redis_client)
+    assert await reader.bases("p", [*rows, "gone"]) == ["durable/p/1", "", "", "", ""]
+    assert await reader.bases("p", []) == []
 
 
 async def test_a_file_of_a_command_that_was_never_admitted_is_dropped(redis_client: Redis, tmp_path: Path) -> None:
