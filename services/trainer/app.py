@@ -55,7 +55,14 @@ def run(settings: Settings) -> None:
         _ignore_signals()
     try:
         engine = build_engine(settings, facts)
-        memory = measure(engine, ranks.control, facts.max_context, settings.memory_limit_mib)
+        memory = measure(
+            engine,
+            ranks.control,
+            facts.max_context,
+            settings.memory_limit_mib,
+            slots=settings.slots,
+            pending=settings.max_pending_artifacts,
+        )
         _state_memory(facts, memory, settings)
         if ranks.control.rank == 0:
             Leader(settings, facts, engine, ranks, commands, memory).run()

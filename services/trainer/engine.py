@@ -89,6 +89,17 @@ class SlotImage:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotMemory:
+    """Bytes of this rank's memory: `slot` of one slot with everything in use, `image` of one capture with moments.
+
+    `image` is 0 where captures lie in another memory than slots, or on another rank.
+    """
+
+    slot: int = 0
+    image: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """What a factory ``build_engine(spec) -> Engine`` needs; called once on every rank.
 
@@ -154,6 +165,10 @@ class Engine(Protocol):
 
     def free_memory(self) -> int:
         """Bytes this rank's device could still give to passes; 0 = it cannot be told."""
+        ...
+
+    def slot_memory(self) -> SlotMemory:
+        """Of an adapter of the largest rank that trains everything: weights, open window, a pass beside it, moments."""
         ...
 
     def window_open(self, slot: int) -> bool: ...

@@ -4,6 +4,10 @@ The engine runs a pass over one datum at a few lengths and tells the peak of eac
 keeps nothing that grows with the square of the length, so bytes(n) = fixed + slope * n; the
 steepest slope that was seen is taken, and a margin on top. A datum beyond is refused before any
 rank touches it.
+
+What passes may take is what is free then, less what the slots are going to take (OPT-09): all of them
+filled with adapters of the largest rank, windows open, moments there, and one capture of each on its way
+into the store. Slots that leave no room for passes are refused at the start, not found out in training.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.common.errors import InvalidInput
 from services.trainer.control import Control
-from services.trainer.engine import Engine
+from services.trainer.engine import Engine, SlotMemory
 from services.trainer.failures import RanksDiverged, Status
 
 log = logging.getLogger(__name__)
@@ -21,7 +26,7 @@ log = logging.getLogger(__name__)
 PROBE_TOKENS = (128, 256, 512)
 MARGIN = 1.2
 SHARE = 0.9
-"""Of the free memory; the rest is for what is not a pass: saves being written, the other processes."""
+"""Of the free memory; the rest is for what is neither pass nor slot: units on their way, the other processes."""
 MEBIBYTE = 1 << 20
 
 
@@ -56,6 +61,30 @@ class MemoryEstimate:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """What `slots` slots are going to take; `pending` captures may wait to be written, one more is being written."""
+
+    memory: SlotMemory
+    slots: int
+    pending: int
+
+    @property
+    def images(self) -> int:
+        """Captures at one time: of each slot one; more of them are what SHARE leaves."""
+        return min(self.slots, self.pending + 1)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.slots * self.memory.slot + self.images * self.memory.image
+
+    def fitting(self, room: float) -> int:
+        """How many slots `room` bytes are enough for."""
+        each = max(1, self.memory.slot + self.memory.image)
+        return max(0, int(room // each))
+
+
 def fit(lengths: Sequence[int], peaks: Sequence[int], limit: int) -> MemoryEstimate:
     """`peaks` in bytes at increasing `lengths`, two at least."""
     points = list(zip(lengths, peaks, strict=True))
@@ -65,33 +94,67 @@ def fit(lengths: Sequence[int], peaks: Sequence[int], limit: int) -> MemoryEstim
     return MemoryEstimate(MARGIN * fixed, MARGIN * slope, limit)
 
 
-def measure(engine: Engine, control: Control, max_context: int, limit_mib: int) -> MemoryEstimate | None:
+def measure(
+    engine: Engine, control: Control, max_context: int, limit_mib: int, *, slots: int, pending: int
+) -> MemoryEstimate | None:
     """The smallest estimate of all ranks, so that all refuse alike; None where nothing can be measured.
 
-    `limit_mib` is for each rank; 0 = most of what is free now.
+    `limit_mib` is for each rank; 0 = most of what is free now and `slots` slots leave. `pending` captures may wait
+    to be written. Raises InvalidInput when so many slots leave no room for passes.
     """
     lengths = [tokens for tokens in PROBE_TOKENS if tokens <= max_context]
     if len(lengths) < 2:
         return None
     peaks = engine.pass_peaks(lengths)
-    free = engine.free_memory() if peaks else 0
-    mine = _mine(lengths, peaks, int(SHARE * free) if not limit_mib else limit_mib * MEBIBYTE)
-    found = [_decoded(vote.message) for vote in control.vote(Status(message=_encoded(mine)))]
-    known = [estimate for estimate in found if estimate is not None]
-    if len(known) < len(found):
+    free = int(SHARE * engine.free_memory()) if peaks else 0
+    reserve = Reserve(engine.slot_memory(), slots, pending)
+    stated = limit_mib * MEBIBYTE
+    mine = fit(lengths, peaks, stated or free - reserve.size) if peaks and (stated or free) else None
+    estimate = _agreed(control, mine)
+    if estimate is None:
         return None
-    estimate = min(known, key=lambda one: one.max_tokens)
+    if not stated:
+        _check_room(estimate, reserve, lengths[0])
+    elif free and stated + reserve.size > free:
+        log.warning(
+            "memory_limit_mib is %d and %d slots may take %d MiB, but only %d MiB are free: lower one of them",
+            limit_mib,
+            slots,
+            reserve.size // MEBIBYTE,
+            free // MEBIBYTE,
+        )
     log.info(
-        "a pass takes about %d MiB for 1,000 tokens and has %d MiB: datums of up to %d tokens fit",
+        "a pass takes about %d MiB for 1,000 tokens and has %d MiB, beside %d MiB for %d slots: "
+        "datums of up to %d tokens fit",
         estimate.mebibytes(1000),
         estimate.limit // MEBIBYTE,
+        reserve.size // MEBIBYTE,
+        slots,
         estimate.max_tokens,
     )
     return estimate
 
 
-def _mine(lengths: Sequence[int], peaks: Sequence[int], limit: int) -> MemoryEstimate | None:
-    return fit(lengths, peaks, limit) if peaks and limit > 0 else None
+def _agreed(control: Control, mine: MemoryEstimate | None) -> MemoryEstimate | None:
+    found = [_decoded(vote.message) for vote in control.vote(Status(message=_encoded(mine)))]
+    known = [estimate for estimate in found if estimate is not None]
+    if len(known) < len(found):
+        return None
+    return min(known, key=lambda one: (one.limit - one.fixed) / one.slope)
+
+
+def _check_room(estimate: MemoryEstimate, reserve: Reserve, tokens: int) -> None:
+    """Raises InvalidInput, on all ranks alike."""
+    needed = estimate.fixed + estimate.slope * tokens
+    if estimate.limit >= needed:
+        return
+    room = estimate.limit + reserve.size - needed
+    raise InvalidInput(
+        f"slots={reserve.slots}: adapters of the largest rank take up to {reserve.size // MEBIBYTE} MiB with their "
+        f"gradients, moments and captures, which leaves {estimate.limit // MEBIBYTE} MiB for passes; one over "
+        f"{tokens} tokens takes {estimate.mebibytes(tokens)} MiB. Set slots to at most {reserve.fitting(room)}, lower "
+        "max_rank, or set memory_limit_mib to what a pass may take if adapters will be smaller"
+    )
 
 
 def _encoded(estimate: MemoryEstimate | None) -> str:

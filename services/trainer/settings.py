@@ -29,7 +29,8 @@ class Settings(EngineSettings, frozen=True, kw_only=True):
     drain_seconds: float = 60.0
     """How long a stop waits for captured saves to be published."""
     memory_limit_mib: int = 0
-    """What one pass may take on each rank, beyond model and slots; 0 = nine tenths of what is free after the start."""
+    """What one pass may take on each rank, beyond model and slots; 0 = nine tenths of what is free after the start,
+    less what all slots take when they are full."""
     engine: str = "services.trainer.megatron:build_engine"
     """module:function called with an EngineSpec on every rank."""
     rendezvous: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,13 @@ import torch
 
 from services.common.datum_blocks import Datum
 from services.common.errors import ContractViolation
-from services.trainer.engine import Adam, DatumResult, Layout, Loss, SlotDatum, SlotImage, StepResult
+from services.trainer.engine import Adam, DatumResult, Layout, Loss, SlotDatum, SlotImage, SlotMemory, StepResult
 from services.trainer.megatron import adapter_io
 from services.trainer.megatron.architecture import read_architecture
 from services.trainer.megatron.logprob import OutputHead
 from services.trainer.megatron.lora.plan import canonical_names, plan_adapter
 from services.trainer.megatron.lora.routing import Routing
-from services.trainer.megatron.lora.slots import SlotTable
+from services.trainer.megatron.lora.slots import SlotTable, slot_bytes
 from services.trainer.megatron.memory import PeakMemory, free_memory, keep_freed_memory
 from services.trainer.megatron.model import build_model
 from services.trainer.megatron.optimizer import step_slot
@@ -25,6 +26,8 @@ from services.trainer.megatron.passes import PassRunner
 from services.trainer.megatron.runtime import Parallelism, start_runtime
 
 WARM_UP_TOKENS = 16
+IMAGE_BYTES = 3 * 4
+"""Per parameter: weights and two moments, float32."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -111,8 +114,7 @@ class MegatronEngine:
         self._assign(slot, image)
 
     def pass_peaks(self, lengths: Sequence[int]) -> list[int]:
-        layout = Layout(self.config.max_rank, float(self.config.max_rank), True, True, True)
-        self.init_slot(0, layout, seed=0)
+        self.init_slot(0, self._largest, seed=0)
         try:
             self._probe(WARM_UP_TOKENS)
             peak = PeakMemory(self.runtime.device)
@@ -134,6 +136,17 @@ class MegatronEngine:
         """Ranks without a device of their own share the machine's."""
         shared = 1 if self.runtime.device.type == "cuda" else self.runtime.world
         return free_memory(self.runtime.device) // shared
+
+    def slot_memory(self) -> SlotMemory:
+        plan = plan_adapter(self.facts, self._largest, self.runtime.tp_size)
+        names = canonical_names(self.facts, self._largest).values()
+        gathered = self.runtime.device.type == "cpu" and self.runtime.rank == 0
+        image = IMAGE_BYTES * sum(math.prod(shape) for shape in names) if gathered else 0
+        return SlotMemory(slot_bytes(plan, DTYPES[self.config.dtype]), image)
+
+    @property
+    def _largest(self) -> Layout:
+        return Layout(self.config.max_rank, float(self.config.max_rank), True, True, True)
 
     def window_open(self, slot: int) -> bool:
         state = self.slots.find(slot)

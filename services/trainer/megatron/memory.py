@@ -19,10 +19,11 @@ _NEVER = 2**31 - 1
 
 _RESET_PEAK = "5"  # proc(5), clear_refs
 _PROCESS = Path("/proc/self")
-_CGROUP_FILES = (  # limit, use
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+_CGROUP_FILES = (  # limit, use, and the part of the use that is files' pages nobody needs
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class PeakMemory:
@@ -57,12 +58,15 @@ def free_memory(device: torch.device) -> int:
         available = _kib(Path("/proc/meminfo"), "MemAvailable")
     except (OSError, LookupError):
         return 0
-    return min(available, *(_cgroup_room(limit, used) for limit, used in _CGROUP_FILES))
+    return min(available, *(cgroup_room(_CGROUP, *names) for names in _CGROUP_FILES))
 
 
-def _cgroup_room(limit: str, used: str) -> int:
+def cgroup_room(root: Path, limit: str, used: str, cached: str) -> int:
+    """Bytes this control group may still take; a model read at the start fills it with pages it gives up at once."""
     try:
-        return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        free = int((root / limit).read_text()) - int((root / used).read_text())
+        stat = (root / limit).with_name("memory.stat").read_text().split()
+        return max(0, free + int(dict(zip(stat[::2], stat[1::2], strict=True)).get(cached, 0)))
     except (OSError, ValueError):  # no such group, or "max"
         return sys.maxsize
 

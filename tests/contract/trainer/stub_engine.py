@@ -28,6 +28,7 @@ from services.trainer.engine import (
     Loss,
     SlotDatum,
     SlotImage,
+    SlotMemory,
     StepResult,
 )
 
@@ -132,6 +133,9 @@ class StubEngine:
 
     def free_memory(self) -> int:
         return 0
+
+    def slot_memory(self) -> SlotMemory:
+        return SlotMemory()
 
     def window_open(self, slot: int) -> bool:
         return bool(self.slots[slot].window)

@@ -20,7 +20,7 @@ from services.trainer.control import Alone
 from services.trainer.megatron.engine import EngineConfig, MegatronEngine
 from services.trainer.memory_limit import measure
 engine = MegatronEngine(EngineConfig(Path(sys.argv[1]), threads=1))
-estimate = measure(engine, Alone(), 4096, 100)
+estimate = measure(engine, Alone(), 4096, 100, slots=8, pending=16)
 assert estimate is not None
 assert not engine.window_open(0) and engine.slots.find(0) is None
 (peak,) = engine.pass_peaks([int(sys.argv[2])])

@@ -8,9 +8,11 @@ from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1.types_pb2 import LossConfig
 
 from services.common.datum_blocks import Datum, encode
+from services.common.errors import InvalidInput
 from services.trainer.control import Alone
+from services.trainer.engine import SlotMemory
 from services.trainer.failures import RanksDiverged, Status
-from services.trainer.memory_limit import MARGIN, MEBIBYTE, fit, measure
+from services.trainer.memory_limit import MARGIN, MEBIBYTE, MemoryEstimate, Reserve, fit, measure
 from services.trainer.passes import PassLimits, prepare
 from services.trainer.slot_table import SlotTable
 from tests.contract.trainer.harness import LAYOUT
@@ -25,14 +27,17 @@ def peaks(slope: int, fixed: int = 0) -> list[int]:
 class Measured:
     """An engine that tells what it was told."""
 
-    def __init__(self, found: list[int], free: int = 0) -> None:
-        self._found, self._free = found, free
+    def __init__(self, found: list[int], free: int = 0, memory: SlotMemory | None = None) -> None:
+        self._found, self._free, self._memory = found, free, memory or SlotMemory()
 
     def pass_peaks(self, lengths: object) -> list[int]:
         return self._found
 
     def free_memory(self) -> int:
         return self._free
+
+    def slot_memory(self) -> SlotMemory:
+        return self._memory
 
 
 class Pair(Alone):
@@ -45,6 +50,10 @@ class Pair(Alone):
 
     def vote(self, status: Status) -> list[Status]:
         return [status, Status(message=self._other)]
+
+
+def measured(engine: Measured, control: Alone, context: int, limit_mib: int, slots: int = 8) -> MemoryEstimate | None:
+    return measure(engine, control, context, limit_mib, slots=slots, pending=16)  # type: ignore[arg-type]
 
 
 def test_the_estimate_is_the_line_through_the_probes_with_a_margin() -> None:
@@ -71,24 +80,64 @@ def test_the_refusal_names_estimate_and_limit_FAIL_15() -> None:
 
 
 def test_all_ranks_take_the_smallest_estimate() -> None:
-    found = measure(Measured(peaks(1000)), Pair("0.0 2400.0 1048576"), 4096, 1)  # type: ignore[arg-type]
+    found = measured(Measured(peaks(1000)), Pair("0.0 2400.0 1048576"), 4096, 1)
     assert found is not None
     assert found.slope == 2400.0
-    assert measure(Measured(peaks(1000)), Pair(""), 4096, 1) is None  # type: ignore[arg-type]
+    assert measured(Measured(peaks(1000)), Pair(""), 4096, 1) is None
     with pytest.raises(RanksDiverged):
-        measure(Measured(peaks(1000)), Pair("nonsense"), 4096, 1)  # type: ignore[arg-type]
+        measured(Measured(peaks(1000)), Pair("nonsense"), 4096, 1)
 
 
 def test_without_a_setting_most_of_the_free_memory_is_the_limit() -> None:
-    found = measure(Measured(peaks(1000), free=1000 * MEBIBYTE), Alone(), 4096, 0)  # type: ignore[arg-type]
+    found = measured(Measured(peaks(1000), free=1000 * MEBIBYTE), Alone(), 4096, 0)
     assert found is not None
     assert found.limit == 900 * MEBIBYTE
 
 
+def test_what_the_slots_will_take_is_not_for_passes_OPT_09() -> None:
+    engine = Measured(peaks(1000), free=1000 * MEBIBYTE, memory=SlotMemory(slot=50 * MEBIBYTE, image=30 * MEBIBYTE))
+    found = measured(engine, Alone(), 4096, 0, slots=8)
+    assert found is not None
+    assert found.limit == (900 - 8 * 50 - 8 * 30) * MEBIBYTE
+    fewer = measured(engine, Alone(), 4096, 0, slots=2)
+    assert fewer is not None
+    assert fewer.limit - found.limit == 6 * (50 + 30) * MEBIBYTE
+
+
+def test_captures_count_up_to_those_that_may_wait_and_the_one_being_written_OPT_09() -> None:
+    memory = SlotMemory(slot=5, image=3)
+    assert Reserve(memory, slots=8, pending=16).size == 8 * 5 + 8 * 3
+    assert Reserve(memory, slots=8, pending=2).size == 8 * 5 + 3 * 3
+
+
+def test_slots_that_leave_no_room_for_passes_are_refused_at_the_start_OPT_09() -> None:
+    engine = Measured(peaks(MEBIBYTE), free=1000 * MEBIBYTE, memory=SlotMemory(60 * MEBIBYTE, 40 * MEBIBYTE))
+    with pytest.raises(
+        InvalidInput, match=r"slots=8: .* take up to 800 MiB .* leaves 100 MiB .* at most 7, lower max_rank"
+    ):
+        measured(engine, Alone(), 4096, 0, slots=8)
+    assert measured(engine, Alone(), 4096, 0, slots=7) is not None  # what it says helps
+
+
+def test_a_rank_without_room_ends_the_start_of_all_OPT_09() -> None:
+    with pytest.raises(InvalidInput, match="slots=8"):
+        measured(Measured(peaks(1000), free=1000 * MEBIBYTE), Pair("0.0 1000.0 -5"), 4096, 0)
+
+
+def test_what_the_operator_states_counts_and_what_does_not_fit_is_said_OPT_09(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Measured(peaks(1000), free=1000 * MEBIBYTE, memory=SlotMemory(slot=200 * MEBIBYTE))
+    found = measured(engine, Alone(), 4096, 64, slots=8)
+    assert found is not None
+    assert found.limit == 64 * MEBIBYTE
+    assert "8 slots may take 1600 MiB, but only 900 MiB are free" in caplog.text
+
+
 def test_an_engine_that_cannot_tell_sets_no_limit() -> None:
-    assert measure(Measured([]), Alone(), 4096, 64) is None  # type: ignore[arg-type]
-    assert measure(Measured(peaks(1000)), Alone(), 128, 64) is None  # type: ignore[arg-type]  # one probe makes no line
-    assert measure(Measured(peaks(1000), free=0), Alone(), 4096, 0) is None  # type: ignore[arg-type]
+    assert measured(Measured([]), Alone(), 4096, 64) is None
+    assert measured(Measured(peaks(1000)), Alone(), 128, 64) is None  # one probe makes no line
+    assert measured(Measured(peaks(1000), free=0), Alone(), 4096, 0) is None
 
 
 def test_a_datum_beyond_the_estimate_is_refused_alone_before_any_collective_FAIL_13() -> None:

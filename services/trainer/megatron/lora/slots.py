@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +12,17 @@ from services.common.errors import ContractViolation
 from services.trainer.engine import Layout
 from services.trainer.megatron.lora.plan import FlatPlan, GroupViews
 from services.trainer.megatron.lora.targets import GroupKey
+
+FLOAT_BYTES = 4
+BUFFERS = 3
+"""Of a slot in its arena: weights, and two for gradients."""
+MOMENTS = 2
+
+
+def slot_bytes(plan: FlatPlan, compute_dtype: torch.dtype) -> int:
+    """What one slot takes of a rank's memory once everything of it is in use."""
+    copy = 0 if compute_dtype == torch.float32 else compute_dtype.itemsize
+    return plan.size * (FLOAT_BYTES * (BUFFERS + MOMENTS) + copy)
 
 
 class Flat:
@@ -59,22 +72,31 @@ class Arena:
     """The flat buffers of all slots of one layout: row i belongs to slot i.
 
     So neighbours can be multiplied in one batched product without a copy. On the CPU the rows
-    of empty slots are never touched and cost no memory; elsewhere every slot gets its own.
+    of empty slots cost no memory: they were never touched, or were given back. Elsewhere
+    every slot gets its own.
     """
 
     def __init__(self, slots: int, plan: FlatPlan, device: torch.device) -> None:
         self.plan, self.device = plan, device
-        self._stacks = self._allocate(slots) if device.type == "cpu" else ()
+        row_bytes = FLOAT_BYTES * plan.size
+        self._pages = [_private_pages(slots * row_bytes) for _ in range(BUFFERS if device.type == "cpu" else 0)]
+        self._stacks = tuple(
+            torch.frombuffer(pages, dtype=torch.float32, count=slots * plan.size).view(slots, plan.size)
+            for pages in self._pages
+        )
+        self._row_bytes = row_bytes
         self._views: dict[tuple[int, int, int], dict[GroupKey, GroupViews]] = {}
-
-    def _allocate(self, slots: int) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.empty((slots, self.plan.size), dtype=torch.float32) for _ in range(3))
 
     def rows(self, slot: int) -> list[torch.Tensor]:
         """Uninitialised float32 [plan.size] each: weights, first and second gradient buffer."""
         if self._stacks:
             return [stack[slot] for stack in self._stacks]
-        return [torch.empty(self.plan.size, dtype=torch.float32, device=self.device) for _ in range(3)]
+        return [torch.empty(self.plan.size, dtype=torch.float32, device=self.device) for _ in range(BUFFERS)]
+
+    def give_back(self, slot: int) -> None:
+        """The memory behind an emptied slot's rows; those of every layout would add up otherwise."""
+        for pages in self._pages:
+            _give_back(pages, slot * self._row_bytes, self._row_bytes)
 
     @property
     def stacked(self) -> bool:
@@ -127,6 +149,7 @@ class SlotTable:
             # The rows outlive the slot: nothing of its model may stay in them.
             for flat in (old.weights, *old.buffers):
                 flat.tensor.zero_()
+            self._arenas[old.layout].give_back(slot)
 
     def arena(self, slot: int) -> Arena:
         return self._arenas[self.get(slot).layout]
@@ -144,3 +167,15 @@ class SlotTable:
     def _check(self, slot: int) -> None:
         if not 0 <= slot < self._size:
             raise ContractViolation(f"slot {slot} is outside 0..{self._size - 1}")
+
+
+def _private_pages(size: int) -> mmap.mmap:
+    """Zeros that cost memory from their first use on."""
+    return mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _give_back(pages: mmap.mmap, start: int, size: int) -> None:
+    """The whole pages within: they are zero when they are next used. Linux alone promises that."""
+    first, end = -(-start // mmap.PAGESIZE), (start + size) // mmap.PAGESIZE
+    if sys.platform == "linux" and end > first:
+        pages.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
