@@ -50,13 +50,8 @@ class Models:
         await self._store.close_session(pool, session_id, USER, reason, settle=settle_accepted)
 
     async def queue_state(self, pool: str, model_id: str, seq: int) -> tuple[str, str]:
-        if await self._trainers.trainer(pool) is None:
-            if await self._trainers.draining(pool):
-                return PAUSED_CAPACITY, "the trainer is being drained; work goes on when it resumes"
-            return PAUSED_CAPACITY, "no live trainer: the mesh waits for it to recover"
-        _, broken = await self._store.broken(pool)
-        if broken:
-            return PAUSED_CAPACITY, f"circuit breaker: {broken}; the trainer restarts"
+        if paused := await self._pause(pool):
+            return PAUSED_CAPACITY, paused
         row = await self._reader.row(pool, model_id)
         if row is None:
             return ACTIVE, ""
@@ -69,6 +64,16 @@ class Models:
         if await self._reader.missing(pool, model_id, row.next_seq) and seq > row.next_seq:
             return ACTIVE, f"waiting for seq_id {row.next_seq}, which has not arrived"
         return ACTIVE, f"seq_id {row.next_seq} of this model is next" if seq > row.next_seq else "waiting for its turn"
+
+    async def _pause(self, pool: str) -> str:
+        """Why the whole pool waits; "" = it does not."""
+        live = await self._trainers.trainer(pool) is not None
+        if not live and await self._trainers.draining(pool):
+            return "the trainer is being drained; work goes on when it resumes"
+        _, broken = await self._store.broken(pool)
+        if broken:  # also why there may be no trainer just now
+            return f"circuit breaker: {broken}; the trainer restarts"
+        return "" if live else "no live trainer: the mesh waits for it to recover"
 
 
 def _recovery_reason(row: ModelRow) -> str:
