@@ -23,7 +23,7 @@ from services.trainer.settings import Settings as TrainerSettings
 TARGET = Path(__file__).resolve().parent.parent / "charts" / "tinkermesh" / "values.schema.json"
 
 # Set by the chart itself, or of no use in a container.
-OWNED = {"listen", "port_file", "key_file", "pepper_file", "store_root"}
+OWNED = {"listen", "port_file", "metrics_listen", "metrics_port_file", "key_file", "pepper_file", "store_root"}
 ENGINE = {"model_path", "advertise", "schedulers", "pool", "base_model", "aliases", "max_context", "max_rank"}
 SERVICES: dict[str, tuple[type[msgspec.Struct], set[str]]] = {
     "gateway": (GatewaySettings, OWNED | {"listen_fd", "scheduler", "public_url", "audit_file", "audit_file_bytes"}),

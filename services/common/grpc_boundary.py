@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,8 +16,11 @@ import grpc
 from grpc import StatusCode
 
 from services.common.errors import ERROR_CODE_KEY, TinkermeshError
+from services.common.metrics import grpc_call
 
 log = logging.getLogger(__name__)
+
+_INTERNAL = "internal"
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -84,30 +88,36 @@ Behaviour = Callable[[Any, Context], Any]
 
 def _guard_unary(behaviour: Behaviour, method: str, admit: Callable[[Context], None]) -> Behaviour:
     async def call(request: Any, context: Context) -> Any:
-        try:
-            admit(context)
-            return await behaviour(request, context)
-        except TinkermeshError as error:
-            await abort_with(context, error)
-        except grpc.aio.AbortError:
-            raise
-        except Exception:  # noqa: BLE001 - the process boundary
-            await _abort_unexpected(context, method)
+        with grpc_call(method, time.monotonic, stream=False) as answered:
+            try:
+                admit(context)
+                return await behaviour(request, context)
+            except TinkermeshError as error:
+                answered.code = error.code
+                await abort_with(context, error)
+            except grpc.aio.AbortError:
+                raise
+            except Exception:  # noqa: BLE001 - the process boundary
+                answered.code = _INTERNAL
+                await _abort_unexpected(context, method)
 
     return call
 
 
 def _guard_stream(behaviour: Behaviour, method: str, admit: Callable[[Context], None]) -> Behaviour:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
-        try:
-            admit(context)
-            async for message in behaviour(request, context):
-                yield message
-        except TinkermeshError as error:
-            await abort_with(context, error)
-        except grpc.aio.AbortError:
-            raise
-        except Exception:  # noqa: BLE001 - the process boundary
-            await _abort_unexpected(context, method)
+        with grpc_call(method, time.monotonic, stream=True) as answered:
+            try:
+                admit(context)
+                async for message in behaviour(request, context):
+                    yield message
+            except TinkermeshError as error:
+                answered.code = error.code
+                await abort_with(context, error)
+            except grpc.aio.AbortError:
+                raise
+            except Exception:  # noqa: BLE001 - the process boundary
+                answered.code = _INTERNAL
+                await _abort_unexpected(context, method)
 
     return call

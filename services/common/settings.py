@@ -21,6 +21,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     port_file: str = ""
     """Where the bound port is written once the service is ready; "" = nowhere."""
     log_level: str = "INFO"
+    metrics_listen: str = ""
+    """host:port of the Prometheus endpoint, port 0 = any; "" = none."""
+    metrics_port_file: str = ""
+    """Where its bound port is written; "" = nowhere."""
 
 
 def from_environment(kind: type[S], service: str, environ: Mapping[str, str]) -> S:

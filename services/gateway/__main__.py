@@ -19,10 +19,12 @@ import uvicorn
 from services.common import audit
 from services.common.errors import InvalidInput, Unavailable
 from services.common.keyring import load_pepper
+from services.common.metrics_server import serving
 from services.common.process import service_main, write_port
 from services.gateway.app import create_app
 from services.gateway.connection import Connection
 from services.gateway.gateway import Gateway
+from services.gateway.metrics import GATEWAY
 from services.gateway.settings import Settings
 from services.gateway.upstream.target import scheduler_target
 
@@ -59,7 +61,7 @@ def _run(settings: Settings) -> None:
     if settings.audit_file:
         audit.write_to(Path(settings.audit_file), "gateway", settings.audit_file_bytes)
     _allow_many_connections()
-    with asyncio.Runner(loop_factory=_loop_factory) as runner:
+    with serving("gateway", settings, GATEWAY), asyncio.Runner(loop_factory=_loop_factory) as runner:
         runner.run(_serve(settings))
 
 

@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.common.errors import NotSupported
+from services.common.metrics import OTHER
+from services.gateway import metrics
 from services.gateway.errors import error_response
 from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
@@ -80,7 +82,10 @@ def _lifespan(settings: Settings, on_start: Callable[[Gateway], None] | None) ->
 
 async def _not_supported(request: Request, error: Exception) -> Response:
     route = f"{request.method} {request.url.path}"
-    return error_response(NotSupported(f"{route[:300]} is not supported by this mesh"))
+    with metrics.request(OTHER) as answer:
+        response = error_response(NotSupported(f"{route[:300]} is not supported by this mesh"))
+        metrics.answered(answer, response)
+        return response
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 
+from services.gateway import metrics
+
 log = logging.getLogger(__name__)
 
 _REMEMBERED_MODELS = 10_000
@@ -22,6 +24,7 @@ class DroppedInputs:
         if not dropped:
             return
         self.total.update(dropped)
+        metrics.dropped(dropped)
         if model_id in self._warned:
             return
         self._warned[model_id] = None

@@ -13,10 +13,10 @@ from starlette.routing import Route
 
 from services.common import logs, telemetry
 from services.common.errors import Busy, Forbidden, ServerError, TinkermeshError, Unauthenticated
-from services.gateway import audit
+from services.gateway import audit, metrics
 from services.gateway.audit import Decision
 from services.gateway.auth import NOBODY, Caller
-from services.gateway.errors import error_response, internal_error_response
+from services.gateway.errors import category_of, error_response, internal_error_response
 from services.gateway.gateway import Gateway
 from services.gateway.http import read_body
 from services.gateway.sdk import client_version, is_newer
@@ -104,8 +104,10 @@ class _Frame:
 
     async def serve(self, request: Request) -> Response:
         name, attributes = f"{request.method} {self.route}", {"http.route": self.route}
-        with telemetry.server_span(name, request.headers, attributes, begin=self.begins_trace):
+        span = telemetry.server_span(name, request.headers, attributes, begin=self.begins_trace)
+        with metrics.request(self.route) as answer, span:
             response = await self._answer(request)
+            metrics.answered(answer, response)
             _note_status(response.status_code)
             return response
 
@@ -117,11 +119,13 @@ class _Frame:
                 audit.admitted(decision)
             return response
         except TinkermeshError as error:
+            metrics.refused(error.code, category_of(error))
             if self.audited or isinstance(error, _ALWAYS_AUDITED):
                 audit.refused(decision, error)
             return _failed(request, error)
         except Exception:  # noqa: BLE001 - the process boundary
             log.exception("unexpected error in %s %s", request.method, self.route)
+            metrics.refused("internal", "server")
             return internal_error_response()
 
     async def _handled(self, request: Request, decision: Decision) -> Response:

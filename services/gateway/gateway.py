@@ -8,6 +8,7 @@ from pathlib import Path
 
 from services.common.grpc_channel import open_channel
 from services.common.keyring import Keyring, load_pepper
+from services.gateway import metrics
 from services.gateway.auth import Authenticator
 from services.gateway.counters import DroppedInputs
 from services.gateway.links import Links
@@ -48,6 +49,7 @@ class Gateway:
         self.offload = Offload(settings.decoder_threads, settings.offload_bytes)
         self.dropped = DroppedInputs()
         self._watching: asyncio.Task[None] | None = None
+        metrics.watching(lambda: self.hub.open_waits, lambda: self.hub.draining)
 
     def start(self) -> None:
         self._watching = asyncio.create_task(self.hub.run(), name="watch")

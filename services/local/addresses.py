@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from services.common.errors import InvalidInput, Unavailable
 from services.local.settings import LocalSettings
@@ -30,6 +31,8 @@ class Addresses:
     schedulers: tuple[str, ...]
     trainer: str
     sampler: str
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """Where each service is scraped, by the name of its process."""
 
     @property
     def base_url(self) -> str:
@@ -47,7 +50,14 @@ def reserve(settings: LocalSettings) -> Addresses:
         schedulers=tuple(_free(port, "--scheduler-port") for port in _scheduler_ports(settings)),
         trainer=_free(settings.trainer_port, "--trainer-port"),
         sampler=_free(settings.sampler_port, "--sampler-port"),
+        metrics={name: f"{LOOPBACK}:{free_port()}" for name in _scraped(settings)} if settings.metrics else {},
     )
+
+
+def _scraped(settings: LocalSettings) -> list[str]:
+    numbered = [("gateway", settings.gateways), ("scheduler", settings.schedulers)]
+    control = [f"{kind}-{number}" for kind, count in numbered for number in range(count)]
+    return [*control, "trainer", *(["sampler"] if settings.sampler else [])]
 
 
 def _check_free(settings: LocalSettings) -> None:

@@ -105,6 +105,9 @@ def up(
     redis_memory: Annotated[
         int, typer.Option(min=0, help="MiB Redis may take; close to it new payloads are refused. 0 = no limit")
     ] = 0,
+    metrics: Annotated[
+        bool, typer.Option(help="Prometheus endpoints of all services, on ports that metrics.json in --state-dir lists")
+    ] = True,
     host: Annotated[
         str, typer.Option(help="Address the gateway listens on; everything behind it stays on 127.0.0.1")
     ] = "127.0.0.1",
@@ -121,7 +124,7 @@ def up(
             max_rank=max_rank,
             max_context=max_context, sampler=sampler, gateways=gateways, schedulers=schedulers, host=host, port=port,
             redis_port=redis_port, scheduler_port=scheduler_port, trainer_port=trainer_port, sampler_port=sampler_port,
-            durability=durability, redis_memory=redis_memory,
+            durability=durability, redis_memory=redis_memory, metrics=metrics,
         )  # fmt: skip
         code = asyncio.run(run_mesh(settings, console))
     raise typer.Exit(code)

@@ -36,6 +36,7 @@ class LocalMesh:
         try:
             self._lock = state.prepare(settings)
             endpoints.write(settings, self.addresses)
+            state.write_metrics_targets(settings, self.addresses.metrics)
             self.supervisor = Supervisor(self.specs(), say, ready)
         except BaseException:  # nothing is handled here: the lock goes, the cause goes on
             self._release()

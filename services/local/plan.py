@@ -70,6 +70,7 @@ def scheduler(settings: LocalSettings, addresses: Addresses, number: int) -> Chi
             pepper_file=settings.pepper_file,
             port_file=_port_file(settings, name),
             samplers=settings.sampler,
+            metrics_listen=addresses.metrics.get(name, ""),
         ),
     )
 
@@ -94,6 +95,7 @@ def gateway(settings: LocalSettings, addresses: Addresses, number: int) -> Child
             key_file=settings.key_file,
             pepper_file=settings.pepper_file,
             port_file=_port_file(settings, name),
+            metrics_listen=addresses.metrics.get(name, ""),
         ),
     )
 
@@ -117,7 +119,8 @@ def _engine(
     stop_seconds: float,
 ) -> ChildSpec:
     """A trainer or sampler; `own` are the settings it does not share with the other."""
-    variables = _variables(name, **_pool(settings, addresses), **own, port_file=_port_file(settings, name))
+    places = {"port_file": _port_file(settings, name), "metrics_listen": addresses.metrics.get(name, "")}
+    variables = _variables(name, **_pool(settings, addresses), **own, **places)
     return ChildSpec(
         name=name,
         command=_service(name),

@@ -33,6 +33,7 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True):
     sampler: bool = True
     durability: Durability = "strict"  # docs/recovery.md says what each can lose
     redis_memory: int = 0  # MiB Redis may take, 0 = no limit
+    metrics: bool = True  # every service is scraped at a port of its own; `metrics_targets` lists them
 
     @property
     def store(self) -> Path:
@@ -49,6 +50,11 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def logs(self) -> Path:
         return self.state_dir / "logs"
+
+    @property
+    def metrics_targets(self) -> Path:
+        """For Prometheus' file_sd_configs."""
+        return self.state_dir / "metrics.json"
 
     @property
     def run_dir(self) -> Path:

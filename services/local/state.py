@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +28,17 @@ def prepare(settings: LocalSettings) -> IO[str]:
     for log in settings.logs.glob("*.log"):
         log.replace(log.with_suffix(".log.1"))
     return lock
+
+
+def write_metrics_targets(settings: LocalSettings, metrics: Mapping[str, str]) -> None:
+    """As Prometheus reads them; an empty list where nothing is scraped."""
+    groups = [
+        {"targets": [address], "labels": {"service": name.partition("-")[0], "process": name}}
+        for name, address in metrics.items()
+    ]
+    temporary = settings.metrics_targets.with_suffix(".tmp")
+    temporary.write_text(json.dumps(groups, indent=1) + "\n")
+    temporary.replace(settings.metrics_targets)
 
 
 def keyring(key_file: Path, pepper_file: Path) -> Keyring:

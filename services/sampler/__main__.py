@@ -10,7 +10,9 @@ from pathlib import Path
 
 from tinkermesh.v1.types_pb2 import PoolFacts
 
+from services.common.metrics_server import serving
 from services.common.process import service_main
+from services.sampler.metrics import SAMPLER
 from services.sampler.process import StartableEngine, serve
 from services.sampler.settings import Settings
 
@@ -23,6 +25,7 @@ def vllm_engine(settings: Settings, facts: PoolFacts) -> StartableEngine:
     logging.getLogger("vllm").setLevel(settings.engine_log_level)
     from services.sampler.engine.config import EngineConfig
     from services.sampler.engine.vllm_engine import VllmEngine
+    from services.sampler.engine.vllm_metrics import VllmMetrics
 
     config = EngineConfig(
         model=Path(settings.model_path),
@@ -35,12 +38,16 @@ def vllm_engine(settings: Settings, facts: PoolFacts) -> StartableEngine:
         max_adapters=settings.max_adapters,
         max_rank=settings.max_rank,
         max_topk=settings.max_topk,
+        stats=bool(settings.metrics_listen),
     )
+    if config.stats:
+        SAMPLER.add_source(VllmMetrics())
     return VllmEngine(config, settings.stall_seconds)
 
 
 def run(settings: Settings) -> None:
-    asyncio.run(serve(settings.check(), vllm_engine))
+    with serving("sampler", settings, SAMPLER):
+        asyncio.run(serve(settings.check(), vllm_engine))
 
 
 def main() -> int:

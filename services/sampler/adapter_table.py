@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from services.common.errors import Busy, InUse, InvalidInput, MissingResource, Unavailable
 from services.common.store import contained
+from services.sampler import metrics
 from services.sampler.adapter_files import AdapterFiles
 from services.sampler.ports import Engine, EngineAdapter
 
@@ -115,7 +116,7 @@ class AdapterTable:
             raise InUse(
                 f"adapter {name} has {resident.in_use} queued or running requests; unload it when they are done"
             )
-        self._leave(name, resident)
+        self._leave(name, resident, asked=True)
         if resident.gone is not None:
             await asyncio.shield(resident.gone)
         return True
@@ -123,6 +124,14 @@ class AdapterTable:
     def residents(self) -> list[tuple[Resident, int]]:
         """Loaded or loading adapters, least recently used first, with their loads since start."""
         return [(resident, self._loads.get(name, 0)) for name, resident in self._residents.items()]
+
+    def states(self) -> dict[str, int]:
+        """Adapters that have a place, by state; from any thread."""
+        return Counter(resident.state.name.lower() for resident in list(self._residents.values()))
+
+    @property
+    def seekers(self) -> int:
+        return len(self._seekers)
 
     # ---- pinning ------------------------------------------------------------------------
 
@@ -248,8 +257,9 @@ class AdapterTable:
 
     async def _load(self, name: str, resident: Resident) -> None:
         try:
-            await asyncio.to_thread(self._files.check, resident.adapter.directory)
-            await self._engine.add_adapter(resident.adapter)
+            with metrics.adapter_load():
+                await asyncio.to_thread(self._files.check, resident.adapter.directory)
+                await self._engine.add_adapter(resident.adapter)
         except Exception as error:  # noqa: BLE001 - delivered to everyone who waits for this load
             self._forget(name, resident)
             resident.ready.set_exception(error)
@@ -261,9 +271,10 @@ class AdapterTable:
         log.info("adapter %s loaded as engine id %d", name, resident.adapter.engine_id)
         self._rebalance()
 
-    def _leave(self, name: str, resident: Resident) -> None:
+    def _leave(self, name: str, resident: Resident, *, asked: bool = False) -> None:
         if resident.state is State.LEAVING:
             return
+        metrics.evicted(asked=asked)
         resident.state = State.LEAVING
         resident.gone = asyncio.create_task(self._remove(name, resident))
         self._keep(resident.gone)

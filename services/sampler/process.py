@@ -16,6 +16,7 @@ from tinkermesh.v1.types_pb2 import PoolFacts
 from services.common.grpc_server import GrpcServer
 from services.common.model_facts import model_facts
 from services.common.process import write_port
+from services.sampler import metrics
 from services.sampler.adapter_files import AdapterFiles
 from services.sampler.adapter_table import AdapterTable
 from services.sampler.ports import Engine
@@ -85,6 +86,10 @@ class SamplerProcess:
         self._engine = engine
         self._facts = facts
         self._adapters = _adapter_table(engine, settings)
+        adapters = self._adapters
+        metrics.watching(
+            adapters.states, lambda: adapters.seekers, settings.max_adapters, engine.counts, settings.max_running
+        )
         sampling = Sampling(
             engine,
             self._adapters,

@@ -15,6 +15,7 @@ from services.common import logs
 from services.common.clock import now_ms
 from services.common.errors import Busy, Unavailable
 from services.common.telemetry import current_traceparent, record_span, span
+from services.sampler import metrics
 from services.sampler.adapter_table import AdapterTable
 from services.sampler.ports import Engine, EngineAdapter, GeneratedSequence, SequenceRequest
 from services.sampler.results import build_result
@@ -47,9 +48,14 @@ class Sampling:
         self._max_waiting = max_waiting
         self._timeout = timeout_seconds
         self._accepted = 0
+        metrics.watching_sequences(lambda: self._accepted, max_waiting)
 
     async def run(self, request: SampleRequest) -> SampleResult:
         """Raises InvalidInput, MissingResource, Busy or Unavailable; the last two name the stage."""
+        with metrics.sample():
+            return await self._run(request)
+
+    async def _run(self, request: SampleRequest) -> SampleResult:
         check_body(request.body, self._limits)
         count = request.body.num_samples
         if self._accepted + count > self._max_waiting:
@@ -81,6 +87,7 @@ class Sampling:
             plan = plan_sequences(request.request_id, request.body, adapter, self._limits, request.cache_salt)
             sequences = await self._all(plan)
         _record("sampler.generate", stage, _outcome(request, sequences))
+        _count_tokens(request, sequences)
         return build_result(request.body, sequences)
 
     @asynccontextmanager
@@ -126,6 +133,11 @@ def _outcome(request: SampleRequest, sequences: Sequence[GeneratedSequence]) -> 
         "cached_tokens": sequences[0].cached_tokens,
         "stopped": sum(sequence.finish == "stop" for sequence in sequences),
     }
+
+
+def _count_tokens(request: SampleRequest, sequences: Sequence[GeneratedSequence]) -> None:
+    generated = sum(len(sequence.tokens) for sequence in sequences)
+    metrics.tokens(len(request.body.prompt_tokens) // 4, sequences[0].cached_tokens, generated)
 
 
 def _record(name: str, stage: Stage, attributes: dict[str, str | int | float | bool]) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from services.common.metrics_server import serving
 from services.common.process import service_main
 from services.scheduler.app import run
+from services.scheduler.metrics import SCHEDULER
 from services.scheduler.settings import Settings
 
 
 def main() -> int:
-    return service_main(
-        "scheduler", Settings, lambda settings: settings.replica, lambda settings: asyncio.run(run(settings))
-    )
+    return service_main("scheduler", Settings, lambda settings: settings.replica, _run)
+
+
+def _run(settings: Settings) -> None:
+    with serving("scheduler", settings, SCHEDULER):
+        asyncio.run(run(settings))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -23,6 +24,7 @@ from tinkermesh.v1 import (
 from services.common.errors import Unavailable
 from services.common.grpc_server import GrpcServer
 from services.common.process import write_port
+from services.scheduler import metrics
 from services.scheduler.parts.assembly import Assembly, Parts
 from services.scheduler.parts.ground import Ground
 from services.scheduler.redis_keeper import RedisKeeper
@@ -31,6 +33,7 @@ from services.scheduler.store.connection import Redis, connect
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.notices import Notices
 from services.scheduler.store.redis_url import parse_redis_url
+from services.scheduler.store_room import StoreRoom
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,8 @@ class App:
             await self._notices.subscribed.wait()
         self._run(self._keeper.run(), "Redis keeper")
         self._run(parts.memory.run(), "memory")
+        self._run(StoreRoom(Path(settings.store_root)).run(), "store room")
+        metrics.watching(lambda: parts.watches.streams, lambda: parts.watches.open_waits)
         await parts.book.refresh()
         self._run(parts.book.run(), "tenants")
         self._run(parts.watches.run(), "watches")

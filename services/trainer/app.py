@@ -17,8 +17,10 @@ import torch
 from tinkermesh.v1.types_pb2 import PoolFacts
 
 from services.common.errors import InvalidInput, StaleFence, Unavailable
+from services.common.metrics_server import serving
 from services.common.publication_fence import PublicationFence
 from services.trainer import facts as pool
+from services.trainer import metrics
 from services.trainer.artifacts import ArtifactWriter
 from services.trainer.checkpoint import Origin
 from services.trainer.engine import Engine, EngineSpec
@@ -65,7 +67,8 @@ def run(settings: Settings) -> None:
         )
         _state_memory(facts, memory, settings)
         if ranks.control.rank == 0:
-            Leader(settings, facts, engine, ranks, commands, memory).run()
+            with serving("trainer", settings, metrics.TRAINER):
+                Leader(settings, facts, engine, ranks, commands, memory).run()
         else:
             follow(_executor(settings, facts, engine, ranks, None, memory), ranks.control)
     except BaseException:
@@ -166,6 +169,10 @@ class Leader:
             fence=self._publications,
         )
         self._executor = _executor(settings, facts, engine, ranks, self._writer, memory)
+        table, writer = self._executor.commands.table, self._writer
+        metrics.watching(table.states, table.unclean, lambda: writer.waiting, settings.max_pending_artifacts)
+        if torch.cuda.is_available():
+            metrics.watching_device(torch.cuda.memory_allocated, torch.cuda.memory_reserved)
         self._identity = Identity(settings.trainer_id or f"trainer-{facts.pool}", facts, ranks.control.world)
         self._service = TrainerService(
             self._identity,

@@ -22,7 +22,7 @@ from services.common.publication_fence import PublicationFence
 from services.common.publish import Claim, Reached, check_free, collect_garbage, public_path, publish
 from services.common.store import relative
 from services.common.telemetry import span
-from services.trainer import checkpoint
+from services.trainer import checkpoint, metrics
 from services.trainer.engine import SlotImage
 from services.trainer.failures import Status, to_failure
 from services.trainer.fence import refused
@@ -92,6 +92,11 @@ class ArtifactWriter:
             raise Unavailable("too many saves wait to be written; the store is slow, try again later")
         check_free(public_path(self._root, destination.directory), destination.claim())
 
+    @property
+    def waiting(self) -> int:
+        """Captured and not taken up yet."""
+        return self._queue.qsize()
+
     def submit(self, artifact: Artifact) -> None:
         self._queue.put(artifact, timeout=ROOM_SECONDS)
 
@@ -115,7 +120,8 @@ class ArtifactWriter:
 
     def _settle(self, artifact: Artifact) -> pb.ArtifactOutcome:
         try:
-            with span("trainer.publish", {"unit_id": artifact.unit_id}, parent=artifact.traceparent):
+            publishing = span("trainer.publish", {"unit_id": artifact.unit_id}, parent=artifact.traceparent)
+            with metrics.publication(artifact.destination.meta.kind), publishing:
                 return self._publish(artifact)
         except StaleFence as error:
             status = self._refused(artifact, error)
@@ -154,6 +160,7 @@ class ArtifactWriter:
 
         version = publish(public, fill, destination.claim(), reached=self._reached, stage=self._fence.stage)
         size = sum(file.stat().st_size for file in version.iterdir())
+        metrics.published_bytes(destination.meta.kind, size)
         self._collect(public.parent)
         _log_publication(destination, size, time.perf_counter() - started)
         return pb.ArtifactOutcome(

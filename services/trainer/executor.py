@@ -15,7 +15,7 @@ from services.common.errors import ContractViolation
 from services.common.store import is_durable
 from services.common.telemetry import span
 from services.common.tinker_path import DURABLE, EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS
-from services.trainer import passes
+from services.trainer import metrics, passes
 from services.trainer.artifacts import Artifact, ArtifactWriter, Destination
 from services.trainer.control import unanimous
 from services.trainer.engine import DatumResult
@@ -43,6 +43,7 @@ class Executor:
         """The unit's outcome, equal on all ranks. Raises RanksDiverged when only a new life helps."""
         kind = unit.WhichOneof("work") or ""
         started = time.perf_counter()
+        metrics.unit_started()
         with logs.bind(unit_id=unit.unit_id), span(f"trainer.{kind}", {"unit_id": unit.unit_id}, parent=traceparent):
             try:
                 executed = self._dispatch(kind, unit, payload, traceparent)
@@ -52,6 +53,7 @@ class Executor:
             executed.outcome.payload_bytes = len(executed.payload)
             executed.outcome.execute_seconds = time.perf_counter() - started
             _log(unit, executed.outcome)
+        metrics.unit_ended(unit, executed.outcome)
         return executed
 
     def _dispatch(self, kind: str, unit: pb.Unit, payload: bytes, traceparent: str) -> Executed:

@@ -48,6 +48,10 @@ class SlotTable:
             raise ContractViolation(f"slot {slot} is not vacant; unload it first")
         return entry
 
+    def unclean(self) -> int:
+        """Slots that hold nothing and cannot be used until they are cleaned."""
+        return sum(not entry.loaded and not entry.clean for entry in self._entries)
+
     def touch(self, slot: int) -> None:
         """From here on only a successful unload makes the slot vacant again."""
         self._entries[slot] = replace(self._entries[slot], clean=False)

@@ -21,6 +21,7 @@ from tinkermesh.v1 import scheduler_pb2, types_pb2
 from services.common import logs, telemetry
 from services.common.errors import Busy, ServerError, Unavailable
 from services.common.grpc_boundary import Context
+from services.sampler import metrics
 from tests.doubles import arithmetic, generation, published
 from tests.doubles.fake_trainer import POOL, trainer_facts
 from tests.doubles.faults import Faults
@@ -87,6 +88,10 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
         self.running: dict[str, asyncio.Task[types_pb2.SampleResult]] = {}
         self.attached = 0  # calls that joined a running one
         self._engine_ids = 0
+        metrics.watching(
+            lambda: {"ready": len(self.loaded)}, lambda: 0, max_adapters, lambda: (len(self.running), 0), MAX_RUNNING
+        )
+        metrics.watching_sequences(lambda: len(self.running), MAX_RUNNING)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_SamplerServicer_to_server(self, server)
@@ -156,7 +161,10 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
     async def _generate(self, request: pb.SampleRequest) -> types_pb2.SampleResult:
         ids = {"request_id": request.request_id}
         with logs.bind(**ids), telemetry.span("sampler.sample", {**ids, "adapter": request.adapter.name or "base"}):
-            result = await self._sample(request)
+            with metrics.sample():
+                result = await self._sample(request)
+            made = sum(len(sequence.tokens) // 4 for sequence in result.sequences)
+            metrics.tokens(len(request.body.prompt_tokens) // 4, 0, made)
             log.info("sampled %d sequences with %s", len(result.sequences), request.adapter.name or "base")
             return result
 
@@ -185,8 +193,9 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
         """Raises MissingResource, InvalidInput, Busy (every place is held by adapters in use)."""
         found = self.loaded.pop(ref.name, None)
         if found is None:
-            weights = int(str(published.read_state(self.store_root, ref.path)["weights"]), 16)
-            self._make_room()
+            with metrics.adapter_load():
+                weights = int(str(published.read_state(self.store_root, ref.path)["weights"]), 16)
+                self._make_room()
             self._engine_ids += 1
             found = Loaded(ref, self._engine_ids, weights)
             self.journal.write({"kind": "load_adapter", "adapter": ref.name, "path": ref.path})
@@ -200,6 +209,7 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
         if idle is None:
             raise Busy(f"all {self.max_adapters} adapter places are in use")
         del self.loaded[idle]
+        metrics.evicted(asked=False)
 
 
 def _arguments() -> argparse.Namespace:
@@ -224,7 +234,7 @@ async def _main(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parsed = _arguments()
-    run_service("sampler", parsed.sampler_id, _main(parsed))
+    run_service("sampler", parsed.sampler_id, _main(parsed), metrics.SAMPLER)
 
 
 if __name__ == "__main__":

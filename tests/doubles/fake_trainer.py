@@ -22,6 +22,7 @@ from services.common.errors import InvalidInput, StaleFence, Unavailable, Unknow
 from services.common.frames import frames
 from services.common.grpc_boundary import Context
 from services.common.publication_fence import PublicationFence
+from services.trainer import metrics
 from tests.doubles.faults import Faults
 from tests.doubles.journal import Journal
 from tests.doubles.process import engine_parser, run_service, serve_until_signal
@@ -79,6 +80,7 @@ class FakeTrainer(RegisteredServer, pb_grpc.TrainerServicer):
         slots = [Slot() for _ in range(self.facts.slots)]
         self.fence = PublicationFence(store_root, self.facts.pool, self.incarnation)
         self.runner = UnitRunner(store_root, slots, self.faults, self.journal, self.fence, self.supersede)
+        metrics.watching(self.slot_states, lambda: 0, lambda: self.runner.publishing, 16)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_TrainerServicer_to_server(self, server)
@@ -94,10 +96,13 @@ class FakeTrainer(RegisteredServer, pb_grpc.TrainerServicer):
             incarnation=self.incarnation,
             term=self.book.term,
             facts=self.facts,
-            slots=[_slot_state(n, slot) for n, slot in enumerate(self.runner.slots)],
+            slots=self.slot_states(),
             running_unit=self.book.running_unit,
             world_size=1,
         )
+
+    def slot_states(self) -> list[pb.SlotState]:
+        return [_slot_state(n, slot) for n, slot in enumerate(self.runner.slots)]
 
     async def Takeover(self, request: pb.TakeoverRequest, context: Context) -> pb.TakeoverReply:
         self.book.check(request.term, request.incarnation)
@@ -207,7 +212,7 @@ async def _main(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parsed = _arguments()
-    run_service("trainer", parsed.trainer_id, _main(parsed))
+    run_service("trainer", parsed.trainer_id, _main(parsed), metrics.TRAINER)
 
 
 if __name__ == "__main__":

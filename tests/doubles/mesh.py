@@ -81,7 +81,10 @@ class DoubledMesh(LocalMesh):
             readiness=Readiness.GRPC_HEALTH,
             log_file=self.settings.logs / f"{name}.log",
             port_file=port_file,
-            environment=self._variables,
+            environment={
+                f"TINKERMESH_{name.upper()}_METRICS_LISTEN": self.addresses.metrics.get(name, ""),
+                **self._variables,
+            },
         )
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 from services.common import logs, telemetry
+from services.common.metrics import MetricSet
+from services.common.metrics_server import serving
+from services.common.settings import ServiceSettings
 
 
 def engine_parser(description: str | None) -> argparse.ArgumentParser:
@@ -48,11 +52,13 @@ async def serve_until_signal(address: str, port_file: Path | None, superseded: a
     return ordered
 
 
-def run_service(service: str, instance: str, main: Coroutine[Any, Any, None]) -> None:
-    """`main` between what every service does at its start and its end."""
+def run_service(service: str, instance: str, main: Coroutine[Any, Any, None], counted: MetricSet) -> None:
+    """`main` between what every service does at its start and its end; scraped where the real one would be."""
     logs.configure(service)
     telemetry.configure(service, instance)
+    settings = ServiceSettings(metrics_listen=os.environ.get(f"TINKERMESH_{service.upper()}_METRICS_LISTEN", ""))
     try:
-        asyncio.run(main)
+        with serving(service, settings, counted):
+            asyncio.run(main)
     finally:
         telemetry.shutdown()

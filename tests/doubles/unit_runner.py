@@ -19,6 +19,7 @@ from services.common.datum_blocks import Datum, block_bytes, decode
 from services.common.errors import InvalidInput, TinkermeshError, UserError
 from services.common.publication_fence import PublicationFence
 from services.common.tinker_path import TinkerPath
+from services.trainer import metrics
 from tests.doubles import arithmetic, published
 from tests.doubles.arithmetic import SlotWeights
 from tests.doubles.faults import Faults, Rule
@@ -50,12 +51,18 @@ class UnitRunner:
     artifacts: dict[str, asyncio.Task[pb.ArtifactOutcome]] = field(default_factory=dict)
     reply_dropped: set[str] = field(default_factory=set)
 
+    @property
+    def publishing(self) -> int:
+        return sum(not task.done() for task in list(self.artifacts.values()))
+
     async def run(self, unit: pb.Unit, payload: bytes) -> Recorded:
         """Spans and log lines are named as the real trainer's."""
         kind = str(unit.WhichOneof("work"))
+        metrics.unit_started()
         with logs.bind(unit_id=unit.unit_id), telemetry.span(f"trainer.{kind}", {"unit_id": unit.unit_id}):
             recorded = await self._run(unit, payload, kind)
             log.info("%s: %.3f s", kind, recorded[0].execute_seconds)
+            metrics.unit_ended(unit, recorded[0])
             return recorded
 
     async def _run(self, unit: pb.Unit, payload: bytes, kind: str) -> Recorded:
@@ -190,7 +197,8 @@ class UnitRunner:
         *,
         overwrite: bool,
     ) -> pb.ArtifactOutcome:
-        with telemetry.span("trainer.publish", {"unit_id": unit.unit_id}):
+        span = telemetry.span("trainer.publish", {"unit_id": unit.unit_id})
+        with metrics.publication(work.meta.kind), span:
             due = self.faults.due("publish")
             await self._before(due)
             if any(rule.action in ("fail", "fail_user") for rule in due):

@@ -60,6 +60,10 @@ class WatchHub:
     def open_waits(self) -> int:
         return len(self._waits)
 
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
     async def poll(self, tenant: str, request_id: str, seconds: float) -> pb.WatchEvent:
         """The event that settled the request, or a PENDING one with its queue state after `seconds`."""
         if self._draining:

@@ -26,6 +26,8 @@ class EngineConfig:
     max_adapters: int
     max_rank: int
     max_topk: int
+    stats: bool = False
+    """Whether the engine keeps its own metrics."""
 
 
 def engine_rank(rank: int) -> int:
@@ -63,6 +65,6 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         max_logprobs=max(config.max_topk, 1),
         distributed_executor_backend="uni",
         generation_config=str(config.model),
-        disable_log_stats=True,
+        disable_log_stats=not config.stats,
         use_tqdm_on_load=False,
     )

@@ -16,6 +16,7 @@ from tinkermesh.v1 import trainer_pb2 as pb
 from services.common import logs
 from services.common.clock import now_ms
 from services.common.errors import UserError
+from services.scheduler import metrics
 from services.scheduler.core.companions import Companions
 from services.scheduler.core.fairness import charged
 from services.scheduler.core.plans import (
@@ -50,6 +51,7 @@ from services.scheduler.store.commands import CommandCache, StoredCommand
 from services.scheduler.store.payloads import PayloadStore
 from services.scheduler.store.ready import ReadyReader
 from services.scheduler.store.training import RecoveryLimits, RunningUnit, Settlement, TrainingStore
+from services.scheduler.tenancy.records import DEFAULT_WEIGHT, tenant_class
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +96,7 @@ class Cell:
         self._companions = Companions()
         self._progress = Progress(pool)
         self._recovered = False  # whether the last turn was recovery's
+        self._woken = False  # whether this turn ends a sleep
         self._settled = Acknowledger(client, term, incarnation)
         self._breaker = CircuitBreaker(pool, term, incarnation, client, parts.store)
 
@@ -134,12 +137,13 @@ class Cell:
         with logs.bind(unit_id=unit.unit_id), traces.unit_span(prepared, stored):
             await self._finish(prepared, stored, await self._execution.recovered(prepared, stored))
 
-    async def turn(self) -> float | None:
-        """Runs one unit, or settles one command that needs none.
+    async def turn(self, *, woken: bool = False) -> float | None:
+        """Runs one unit, or settles one command that needs none; `woken`: something came while nothing was ready.
 
         Answers for how long to wait for a wake-up before the next turn: 0 after work, None when
         nothing is ready.
         """
+        self._woken = woken
         if self._breaker.open:
             await self._breaker.wait()
             return None
@@ -196,6 +200,7 @@ class Cell:
             started = now_ms()
             await self._parts.store.refuse(self._pool, self._term, key, error.message)
             reports.report(stored[key], "fail", error.message, started)
+            metrics.refused_in_turn(self._pool, plan.step.command.op.value)
             return None
 
     async def _prepare_recovery(
@@ -220,12 +225,21 @@ class Cell:
             return
         if not unit.replay:
             traces.record_queued(stored.values())
+            self._count_waits(stored)
         with logs.bind(unit_id=unit.unit_id), traces.unit_span(prepared, stored):
             if isinstance(payload, Outcome):
                 outcome = payload
             else:
                 outcome = await self._execution.executed(prepared, stored, payload)
             await self._finish(prepared, stored, outcome)
+
+    def _count_waits(self, stored: dict[str, StoredCommand]) -> None:
+        now = now_ms()
+        for command in stored.values():
+            name = tenant_class(self._policy.weights.get(command.tenant, DEFAULT_WEIGHT))
+            metrics.waited(self._pool, metrics.TRAIN, name, (now - command.admitted_ms) / 1000)
+        if self._woken and stored:
+            metrics.woken(self._pool, (now - min(command.admitted_ms for command in stored.values())) / 1000)
 
     # ---- settlement ------------------------------------------------------------------------
 
@@ -246,6 +260,8 @@ class Cell:
         else:
             self._companions.settled({item.m for item in prepared.items}, time.monotonic())
             reports.report_unit(prepared, stored, entries, started)
+        tenants = len({command.tenant for command in stored.values()})
+        metrics.unit_settled(self._pool, prepared, outcome, entries, tenants, self._policy.budget)
         await self._breaker.saw(prepared, outcome, entries)
         if not self._watch(prepared, entries):
             self._settled.add([unit_id])

@@ -120,7 +120,7 @@ class Driver:
     async def _turns(self, pool: str, cell: Cell, incarnation: str) -> None:
         """Unit after unit until another incarnation serves; none while the trainer is drained or away."""
         loop = asyncio.get_running_loop()
-        check_at, serving = loop.time(), False
+        check_at, serving, woken = loop.time(), False, False
         while not self._stopping:
             if loop.time() >= check_at or not serving:
                 trainer = await self._directory.trainer(pool)
@@ -128,9 +128,11 @@ class Driver:
                     return
                 check_at, serving = loop.time() + CHECK_SECONDS, trainer is not None
             self._wakes[pool].clear()
-            pause = await cell.turn() if serving else None
+            pause = await cell.turn(woken=woken) if serving else None
+            woken = False
             if pause is None:
-                if not await self._woken(pool, IDLE_SECONDS):
+                woken = await self._woken(pool, IDLE_SECONDS)
+                if not woken:
                     await cell.rest()
             elif pause:
                 await self._woken(pool, pause)

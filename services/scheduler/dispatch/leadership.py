@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from services.common.errors import StaleFence, TinkermeshError, Unavailable
+from services.scheduler import metrics
 from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.ports import LeaderTask
 from services.scheduler.store.leases import LeaseStore
@@ -74,6 +75,7 @@ class Leadership:
 
     async def _lead(self, pool: str, term: int) -> None:
         log.info("pool %s: leading term %d", pool, term)
+        metrics.leading.labels(pool).set(1)
         running = [asyncio.create_task(task.run(pool, term)) for task in self._tasks]
         running.append(asyncio.create_task(self._renew(pool, term)))
         try:
@@ -85,8 +87,11 @@ class Leadership:
 
     async def _end(self, pool: str, term: int, running: Sequence[asyncio.Task[None]]) -> None:
         """All tasks end before the lease goes; the first failure is the one logged as the cause."""
-        for error in await end_tasks(running):
+        metrics.leading.labels(pool).set(0)
+        errors = await end_tasks(running)
+        for error in errors:
             _log_end(pool, term, error)
+        metrics.terms_ended.labels(pool, _cause(errors)).inc()
         try:
             await self._leases.release(pool, term)
         except TinkermeshError as error:
@@ -107,6 +112,15 @@ class Leadership:
             if not renewed:
                 raise StaleFence(f"renewal of term {term}: another replica holds the lease, or it ran out")
             valid_until = asked + self._ttl_ms / 1000
+
+
+def _cause(errors: Sequence[Exception]) -> str:
+    """As metrics tell it, by the first failure."""
+    if not errors:
+        return "released"
+    if isinstance(errors[0], StaleFence):
+        return "superseded"
+    return "lost" if isinstance(errors[0], (Unavailable, LeaseLost)) else "error"
 
 
 def _log_end(pool: str, term: int, error: Exception) -> None:

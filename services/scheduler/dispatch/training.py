@@ -8,6 +8,7 @@ import logging
 from typing import Any, cast
 
 from services.common.errors import Unavailable
+from services.scheduler import metrics
 from services.scheduler.dispatch.leadership import Leadership
 from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.dispatch.training_parts import TrainingParts
@@ -62,7 +63,9 @@ class Training:
         except Unavailable as error:
             log.warning("cannot look for pools: %s", error)
             return
-        for pool in sorted(name.decode() for name in names):
+        pools = sorted(name.decode() for name in names)
+        metrics.pools_known(pools)
+        for pool in pools:
             if pool not in self._campaigns:
                 self._campaigns[pool] = asyncio.create_task(self._leadership.campaign(pool))
 

