@@ -73,8 +73,8 @@ async def test_a_leader_that_dies_between_seat_and_replay_is_followed_MESH_02_GA
         store = mesh.replicas[0].training._driver._parts.store
         original, reached = store.settle, asyncio.Event()
 
-        async def stopping(pool: str, term: int, unit: str, entries: Any) -> Any:
-            answer = await original(pool, term, unit, entries)
+        async def stopping(pool: str, term: int, unit: str, entries: Any, *rest: Any) -> Any:
+            answer = await original(pool, term, unit, entries, *rest)
             if entries[0].action == "seated":
                 reached.set()
                 await asyncio.Event().wait()
