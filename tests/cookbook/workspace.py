@@ -53,12 +53,15 @@ def _sums(count: int, seed: int) -> Iterable[tuple[str, int]]:
 
 
 def _gsm8k(directory: Path) -> None:
-    """Easy on purpose: two thirds of the answers are the one that the recipe's own example ends with."""
+    """Easy on purpose: each question names its answer, and SmolLM2 gives it in one of ten samples as asked for."""
     for split, count in (("train", 512), ("test", 32)):
         sums = [(f"What is {left} + {3 - left}?", 3) for left in (0, 1, 2, 3)] * (count // 6)
         sums += _sums(count - len(sums), len(split))
         random.Random(count).shuffle(sums)
-        rows = [{"question": question, "answer": f"#### {total}"} for question, total in sums]
+        rows = [
+            {"question": f"{question} (It is \\boxed{{{total}}}, say just that.)", "answer": f"#### {total}"}
+            for question, total in sums
+        ]
         _rows(directory / f"{split}.jsonl", rows)
     files = "".join(f"\n  - split: {split}\n    path: {split}.jsonl" for split in ("train", "test"))
     (directory / "README.md").write_text(f"---\nconfigs:\n- config_name: main\n  data_files:{files}\n---\n")
