@@ -118,6 +118,15 @@ def _free(port: int, option: str) -> str:
     return f"{LOOPBACK}:{port}"
 
 
+def bindable(host: str, port: int) -> str:
+    """Why nothing can listen there now; "" = something can."""
+    try:
+        _bind(host, port, "port").close()
+    except InvalidInput as error:
+        return error.message.rpartition(": ")[2]
+    return ""
+
+
 def _bind(host: str, port: int, option: str) -> socket.socket:
     probe = socket.socket()
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -13,6 +13,7 @@ import typer
 from services.common.errors import InvalidInput
 from services.local import default_model, demo
 from services.local.cli_catalog import checkpoints_app, runs_app
+from services.local.cli_doctor import doctor
 from services.local.cli_status import status
 from services.local.cli_tail import tail
 from services.local.cli_tenancy import keys_app, tenants_app
@@ -27,6 +28,7 @@ app.add_typer(runs_app, name="runs")
 app.add_typer(checkpoints_app, name="checkpoints")
 app.command()(status)
 app.command()(tail)
+app.command()(doctor)
 
 ModelOption = Annotated[
     str,

@@ -36,7 +36,7 @@ def show(*parts: RenderableType) -> None:
     (console if console.is_terminal else UNFOLDED).print(*parts, highlight=False)
 
 
-def say(text: str, style: str = "") -> None:
+def say(text: str | Text, style: str = "") -> None:
     """One line as it is."""
     console.print(text, style=style or None, markup=False, emoji=False, highlight=False, soft_wrap=True)
 

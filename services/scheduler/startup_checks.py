@@ -23,9 +23,9 @@ async def check_redis(redis: Redis, durability: Durability, replicas: int = 0) -
     """
     with reaching_redis():
         for info in await on_each_node(redis, "INFO", "server"):
-            _check_version(str(info["redis_version"]))
-        settings = [await _settings(redis, pattern) for pattern in ("maxmemory*", "*append*")]
-        waitaof = await _has_waitaof(redis)
+            check_version(str(info["redis_version"]))
+        settings = [await redis_settings(redis, pattern) for pattern in ("maxmemory*", "*append*")]
+        waitaof = await has_waitaof(redis)
     if settings[0] is None or settings[1] is None:
         log.warning("this Redis hides its settings; its persistence and eviction cannot be checked")
         return Confirmation(False, replicas) if replicas else None
@@ -34,23 +34,25 @@ async def check_redis(redis: Redis, durability: Durability, replicas: int = 0) -
     found = [confirmation(node, durability, replicas=replicas, waitaof=waitaof) for node in settings[1]]
     strictest = max((wait for wait in found if wait is not None), default=None)
     if strictest is not None and strictest.sync:
-        await _check_trusted(redis)
+        await check_trusted(redis)
     return strictest
 
 
-async def _check_trusted(redis: Redis) -> None:
+async def check_trusted(redis: Redis) -> None:
+    """Of a server whose WAITAOF is to vouch for the disk. Raises InvalidInput."""
     if is_cluster(redis):
         raise InvalidInput(f"this cluster has nodes with appendfsync everysec: set appendfsync always on each, {RELAX}")
     with reaching_redis():
         await check_waitaof(redis)
 
 
-def _check_version(version: str) -> None:
+def check_version(version: str) -> None:
+    """Raises InvalidInput."""
     if int(version.split(".")[0]) < OLDEST_MAJOR:
         raise InvalidInput(f"Redis {version} has no functions: use Redis 7 or newer, or Valkey")
 
 
-async def _settings(redis: Redis, pattern: str) -> list[Mapping[str, str]] | None:
+async def redis_settings(redis: Redis, pattern: str) -> list[Mapping[str, str]] | None:
     """Of each node; None where CONFIG is forbidden, as with some hosted servers."""
     try:
         answers = await on_each_node(redis, "CONFIG GET", pattern)
@@ -59,7 +61,7 @@ async def _settings(redis: Redis, pattern: str) -> list[Mapping[str, str]] | Non
     return [_texts(answer) for answer in answers]
 
 
-async def _has_waitaof(redis: Redis) -> bool:
+async def has_waitaof(redis: Redis) -> bool:
     answers = await on_each_node(redis, "COMMAND INFO", "waitaof")
     return all(any(answer.values()) if isinstance(answer, dict) else any(answer) for answer in answers)
 

@@ -217,7 +217,8 @@ class MeshProcesses(RunningMesh):
         **options: Any,
     ) -> None:
         chosen = {"gateways": gateways, "schedulers": schedulers, **options}
-        settings = free_ports_settings(directory, Path("unused"), BASE_MODEL, **chosen)
+        model = chosen.pop("model", Path("unused"))
+        settings = free_ports_settings(directory, model, BASE_MODEL, **chosen)
         self._separate = [f"{settings.host}:{free_port()}" for _ in range(1, gateways) if separate_gateways]
         super().__init__(lambda: DoubledMesh(settings, variables or {}, trainer_options, self._separate))
 

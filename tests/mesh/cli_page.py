@@ -21,7 +21,7 @@ _WORDS = (
     (r"\b[0-9a-f]{12,}\b", "HEX"),
     (r"127\.0\.0\.1:\d+", "ADDRESS"),
     (r"/[\w./-]+", "DIRECTORY"),
-    (r"\d[\d.,]*( (s|ms|min|h|B|KiB|MiB|GiB|TiB)\b|%)?", "N"),
+    (r"\d[\d.,]*( (s|ms|min|h|B|KiB|MiB|GiB|TiB)\b|%)?(\+\w+)?", "N"),
 )
 
 

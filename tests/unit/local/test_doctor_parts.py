@@ -1,0 +1,51 @@
+"""The doctor's tables are those of the code they speak of, and its comparisons of versions and dates are right."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from services.local.doctor import engines, model_dir
+from services.trainer.megatron.architecture import SUPPORTED
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_pins_are_those_of_the_package() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = {*extras["trainer"], *extras["sampler"]}
+    assert {f"{name}{pin}" for name, pin in engines.PINS.items()} == wanted
+
+
+def test_the_architectures_are_those_the_trainer_builds() -> None:
+    assert set(model_dir.ARCHITECTURES) == set(SUPPORTED)
+
+
+@pytest.mark.parametrize(
+    ("installed", "pin", "fits"),
+    [
+        ("2.13.0+cpu", ">=2.13", True),
+        ("2.9.1", ">=2.13", False),
+        ("3.0", ">=2.13", True),
+        ("0.32.7", "==0.32.*", True),
+        ("0.33.0", "==0.32.*", False),
+        ("0.16.1", "==0.16.1", True),
+        ("0.16.10", "==0.16.1", False),
+        ("unknown", ">=2.13", False),
+    ],
+)
+def test_versions_are_compared_as_numbers(installed: str, pin: str, fits: bool) -> None:
+    assert engines.fits(installed, pin) is fits
+
+
+def test_an_engine_that_cannot_be_imported_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "safetensors.py").write_text("raise ImportError('its library is missing')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name in ("torch", "megatron-core", "vllm"):
+        monkeypatch.setitem(engines.MODULES, name, "json")  # type: ignore[arg-type]
+    found = {one.check: one for one in engines.engines(ours=True, deep=True)}
+    assert found["engine safetensors import"].level == "error"
+    assert "its library is missing" in found["engine safetensors import"].text
+    assert found["engine torch import"].level == "ok"
