@@ -164,7 +164,7 @@ class RunningMesh:
     async def _kill(self, name: str, number: signal.Signals) -> None:
         self.mesh.supervisor.child(name).kill(number)
 
-    def wait_restarted(self, name: str, restarts: int, seconds: float = 30.0) -> None:
+    def wait_restarted(self, name: str, restarts: int, seconds: float = 90.0) -> None:
         """Until `name` is ready again after its `restarts`-th restart."""
         self._call(self._wait_restarted(name, restarts), seconds)
 

@@ -32,7 +32,7 @@ class ScenarioRun:
         file = self.directory / "marks"
         return [line.split(" ", 1)[1] for line in file.read_text().splitlines()] if file.exists() else []
 
-    def wait_mark(self, stage: str, seconds: float = 60.0) -> None:
+    def wait_mark(self, stage: str, seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while stage not in self.marks:
             if self.process.poll() is not None or time.monotonic() > deadline:

@@ -13,7 +13,7 @@ from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import Json, WireClient, batch
 from tests.mesh.main_path import accepted, adam, base_sampler, created, sample
 
-STARTED_SECONDS = 20.0
+STARTED_SECONDS = 60.0
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ def kill_scheduler(mesh: MeshProcesses, name: str) -> None:
     mesh.wait_restarted(name, restarts + 1)
 
 
-def wait_leader(mesh: MeshProcesses, seconds: float = 20.0) -> str:
+def wait_leader(mesh: MeshProcesses, seconds: float = 60.0) -> str:
     return until(lambda: leader(",".join(mesh.mesh.addresses.schedulers), POOL), seconds)
 
 

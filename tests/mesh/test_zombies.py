@@ -25,7 +25,7 @@ from tests.mesh.test_kills import SLOW_UNITS, wait_leader
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(240)]
 
 
-def wait_for(condition, what: str, seconds: float = 40.0) -> None:  # type: ignore[no-untyped-def]
+def wait_for(condition, what: str, seconds: float = 90.0) -> None:  # type: ignore[no-untyped-def]
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
