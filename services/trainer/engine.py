@@ -92,11 +92,13 @@ class SlotImage:
 class SlotMemory:
     """Bytes of this rank's memory: `slot` of one slot with everything in use, `image` of one capture with moments.
 
-    `image` is 0 where captures lie in another memory than slots, or on another rank.
+    `image` is 0 where captures lie in another memory than slots, or on another rank. `lazy`: slots take it from the
+    machine that everything runs on, and only as they fill.
     """
 
     slot: int = 0
     image: int = 0
+    lazy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

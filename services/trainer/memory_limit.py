@@ -7,7 +7,8 @@ rank touches it.
 
 What passes may take is what is free then, less what the slots are going to take (OPT-09): all of them
 filled with adapters of the largest rank, windows open, moments there, and one capture of each on its way
-into the store. Slots that leave no room for passes are refused at the start, not found out in training.
+into the store. On a device, slots that leave no room for passes are refused at the start, not found out in
+training. On a CPU slots take memory only as they fill, so passes keep half, and the start says how many fit.
 """
 
 from __future__ import annotations
@@ -79,6 +80,10 @@ class Reserve:
         """Bytes."""
         return self.slots * self.memory.slot + self.images * self.memory.image
 
+    def left(self, free: int) -> int:
+        """Of `free` bytes for passes."""
+        return max(free - self.size, free // 2) if self.memory.lazy else free - self.size
+
     def fitting(self, room: float) -> int:
         """How many slots `room` bytes are enough for."""
         each = max(1, self.memory.slot + self.memory.image)
@@ -100,7 +105,7 @@ def measure(
     """The smallest estimate of all ranks, so that all refuse alike; None where nothing can be measured.
 
     `limit_mib` is for each rank; 0 = most of what is free now and `slots` slots leave. `pending` captures may wait
-    to be written. Raises InvalidInput when so many slots leave no room for passes.
+    to be written. Raises InvalidInput when so many slots leave no room for passes on a device.
     """
     lengths = [tokens for tokens in PROBE_TOKENS if tokens <= max_context]
     if len(lengths) < 2:
@@ -109,20 +114,14 @@ def measure(
     free = int(SHARE * engine.free_memory()) if peaks else 0
     reserve = Reserve(engine.slot_memory(), slots, pending)
     stated = limit_mib * MEBIBYTE
-    mine = fit(lengths, peaks, stated or free - reserve.size) if peaks and (stated or free) else None
+    mine = fit(lengths, peaks, stated or reserve.left(free)) if peaks and (stated or free) else None
     estimate = _agreed(control, mine)
     if estimate is None:
         return None
-    if not stated:
+    if not stated and not reserve.memory.lazy:
         _check_room(estimate, reserve, lengths[0])
-    elif free and stated + reserve.size > free:
-        log.warning(
-            "memory_limit_mib is %d and %d slots may take %d MiB, but only %d MiB are free: lower one of them",
-            limit_mib,
-            slots,
-            reserve.size // MEBIBYTE,
-            free // MEBIBYTE,
-        )
+    elif free and estimate.limit + reserve.size > free:
+        _warn(estimate, reserve, free)
     log.info(
         "a pass takes about %d MiB for 1,000 tokens and has %d MiB, beside %d MiB for %d slots: "
         "datums of up to %d tokens fit",
@@ -154,6 +153,18 @@ def _check_room(estimate: MemoryEstimate, reserve: Reserve, tokens: int) -> None
         f"gradients, moments and captures, which leaves {estimate.limit // MEBIBYTE} MiB for passes; one over "
         f"{tokens} tokens takes {estimate.mebibytes(tokens)} MiB. Set slots to at most {reserve.fitting(room)}, lower "
         "max_rank, or set memory_limit_mib to what a pass may take if adapters will be smaller"
+    )
+
+
+def _warn(estimate: MemoryEstimate, reserve: Reserve, free: int) -> None:
+    log.warning(
+        "slots=%d may take %d MiB with adapters of the largest rank, and passes %d MiB, but only %d MiB are free: "
+        "about %d such slots fit; lower slots, max_rank or memory_limit_mib",
+        reserve.slots,
+        reserve.size // MEBIBYTE,
+        estimate.limit // MEBIBYTE,
+        free // MEBIBYTE,
+        reserve.fitting(free - estimate.limit),
     )
 
 

@@ -140,9 +140,9 @@ class MegatronEngine:
     def slot_memory(self) -> SlotMemory:
         plan = plan_adapter(self.facts, self._largest, self.runtime.tp_size)
         names = canonical_names(self.facts, self._largest).values()
-        gathered = self.runtime.device.type == "cpu" and self.runtime.rank == 0
-        image = IMAGE_BYTES * sum(math.prod(shape) for shape in names) if gathered else 0
-        return SlotMemory(slot_bytes(plan, DTYPES[self.config.dtype]), image)
+        on_cpu = self.runtime.device.type == "cpu"
+        image = IMAGE_BYTES * sum(math.prod(shape) for shape in names) if on_cpu and self.runtime.rank == 0 else 0
+        return SlotMemory(slot_bytes(plan, DTYPES[self.config.dtype]), image, lazy=on_cpu)
 
     @property
     def _largest(self) -> Layout:

@@ -131,7 +131,23 @@ def test_what_the_operator_states_counts_and_what_does_not_fit_is_said_OPT_09(
     found = measured(engine, Alone(), 4096, 64, slots=8)
     assert found is not None
     assert found.limit == 64 * MEBIBYTE
-    assert "8 slots may take 1600 MiB, but only 900 MiB are free" in caplog.text
+    assert "slots=8 may take 1600 MiB" in caplog.text
+    assert "only 900 MiB are free: about 4 such slots fit" in caplog.text
+
+
+def test_on_a_cpu_passes_keep_half_and_the_start_says_how_many_slots_fit_OPT_09(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    memory = SlotMemory(60 * MEBIBYTE, 40 * MEBIBYTE, lazy=True)
+    found = measured(Measured(peaks(MEBIBYTE), free=1000 * MEBIBYTE, memory=memory), Alone(), 4096, 0, slots=8)
+    assert found is not None
+    assert found.limit == 450 * MEBIBYTE
+    assert "only 900 MiB are free: about 4 such slots fit" in caplog.text
+    caplog.clear()
+    fits = measured(Measured(peaks(MEBIBYTE), free=1000 * MEBIBYTE, memory=memory), Alone(), 4096, 0, slots=4)
+    assert fits is not None
+    assert fits.limit == 500 * MEBIBYTE
+    assert "free" not in caplog.text
 
 
 def test_an_engine_that_cannot_tell_sets_no_limit() -> None:
