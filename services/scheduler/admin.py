@@ -1,6 +1,9 @@
-"""The Admin service: look at everything, drain and resume a trainer."""
+"""The Admin service: look at everything, drain and resume trainers, evict models, put lost requests back."""
 
 from __future__ import annotations
+
+from itertools import accumulate, repeat
+from operator import itemgetter
 
 from tinkermesh.v1 import admin_pb2 as pb
 from tinkermesh.v1 import admin_pb2_grpc
@@ -23,16 +26,20 @@ from services.scheduler.admin_reports import (
     session_report,
     slot_report,
 )
-from services.scheduler.directory import Directory
 from services.scheduler.explanations import Explainer
+from services.scheduler.operations.changes import Changes
+from services.scheduler.operations.durable_points import DurablePointList
+from services.scheduler.operations.gc import GcPlan
+from services.scheduler.operations.leases import Leases
+from services.scheduler.operations.paging import LARGEST_LIMIT, arrivals_cursor, arrivals_of, bounded, page_of
+from services.scheduler.operations.snapshots import SnapshotList
 from services.scheduler.results import Results
-from services.scheduler.store.overview import Overview
+from services.scheduler.store.overview import Overview, Row
 from services.scheduler.store.registry import RegistryStore
 from services.scheduler.store.sampling import SamplingStore
 from services.scheduler.store.sessions import SessionStore
 
 DEFAULT_LIMIT = 100
-LARGEST_LIMIT = 1_000
 
 
 class Admin(admin_pb2_grpc.AdminServicer):
@@ -41,19 +48,27 @@ class Admin(admin_pb2_grpc.AdminServicer):
         *,
         overview: Overview,
         registry: RegistryStore,
-        directory: Directory,
         sessions: SessionStore,
         samples: SamplingStore,
         results: Results,
         explainer: Explainer,
+        changes: Changes,
+        leases: Leases,
+        durable_points: DurablePointList,
+        snapshots: SnapshotList,
+        gc: GcPlan,
     ) -> None:
         self._overview = overview
         self._registry = registry
-        self._directory = directory
         self._sessions = sessions
         self._samples = samples
         self._results = results
         self._explainer = explainer
+        self._changes = changes
+        self._leases = leases
+        self._durable_points = durable_points
+        self._snapshots = snapshots
+        self._gc = gc
 
     async def ListPools(self, request: pb.AdminListPoolsRequest, context: Context) -> pb.AdminListPoolsReply:
         return pb.AdminListPoolsReply(pools=[await self._pool(pool) for pool in await self._registry.pools()])
@@ -104,9 +119,11 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return reply
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsReply:
-        reply = pb.ListModelsReply()
-        for pool in await self._pools(request.pool):
-            model_ids = (await self._overview.live_models(pool))[:LARGEST_LIMIT]
+        pools = await self._pools(request.pool)
+        page, cursor = await page_of(pools, self._overview.live_models, request.cursor, bounded(request.limit))
+        reply = pb.ListModelsReply(next_cursor=cursor)
+        for pool in dict.fromkeys(pool for pool, _ in page):
+            model_ids = [model_id for named, model_id in page if named == pool]
             rows = await self._overview.models(pool, model_ids, MODEL_FIELDS)
             depths = await self._overview.depths(pool, model_ids)
             for model_id, row, depth in zip(model_ids, rows, depths, strict=True):
@@ -114,17 +131,16 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return reply
 
     async def ListQueues(self, request: pb.ListQueuesRequest, context: Context) -> pb.ListQueuesReply:
-        reply = pb.ListQueuesReply()
-        for pool in await self._pools(request.pool):
-            now_ms = await self._overview.now_ms()
-            for model_id in (await self._overview.busy_models(pool))[:LARGEST_LIMIT]:
-                reply.queues.append(await self._queue(pool, model_id, now_ms))
-        return reply
+        pools = await self._pools(request.pool)
+        page, cursor = await page_of(pools, self._overview.busy_models, request.cursor, bounded(request.limit))
+        now_ms = await self._overview.now_ms()
+        queues = [await self._queue(pool, model_id, now_ms) for pool, model_id in page]
+        return pb.ListQueuesReply(queues=queues, next_cursor=cursor)
 
     async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsReply:
         """Looks at LARGEST_LIMIT sessions at most; of one tenant it may answer a short page and a cursor."""
         now_ms = await self._overview.now_ms()
-        limit, looked, place = _limit(request.limit), 0, place_of(request.cursor)
+        limit, looked, place = min(bounded(request.limit, DEFAULT_LIMIT), LARGEST_LIMIT), 0, place_of(request.cursor)
         reply = pb.ListSessionsReply()
         while looked < LARGEST_LIMIT and len(reply.sessions) < limit:
             page = await self._sessions.page(place, limit - len(reply.sessions))
@@ -140,13 +156,22 @@ class Admin(admin_pb2_grpc.AdminServicer):
 
     async def ListFutures(self, request: pb.ListFuturesRequest, context: Context) -> pb.ListFuturesReply:
         now_ms = await self._overview.now_ms()
-        limit = _limit(request.limit)
+        limit, shown = bounded(request.limit, DEFAULT_LIMIT), arrivals_of(request.cursor)
         state = {"issued": "running"}.get(request.state, request.state)
-        rows = [
-            row for pool in await self._pools(request.pool) for row in await self._overview.requests(pool, state, limit)
-        ]
-        rows.sort(key=lambda row: int(row["admitted_ms"] or 0))  # stable: within a pool they are in order of arrival
-        return pb.ListFuturesReply(futures=[future_report(row, now_ms) for row in rows[:limit]])
+        found: list[tuple[int, str, Row]] = []
+        more = False
+        for pool in await self._pools(request.pool):
+            rows = await self._overview.requests(pool, state, limit, shown.get(pool, 0))
+            more = more or len(rows) == limit
+            # Within a pool the order of arrival stands, whatever its clock did.
+            times = accumulate((int(row["admitted_ms"] or 0) for row in rows), max)
+            found.extend(zip(times, repeat(pool), rows, strict=False))
+        found.sort(key=itemgetter(0))
+        page = found[:limit]
+        shown |= {pool: int(row["arrival"] or 0) for _, pool, row in page}
+        reply = pb.ListFuturesReply(futures=[future_report(row, now_ms) for _, _, row in page])
+        reply.next_cursor = arrivals_cursor(shown) if page and (more or len(found) > limit) else ""
+        return reply
 
     async def InspectRequest(self, request: pb.InspectRequestRequest, context: Context) -> pb.RequestReport:
         parsed = parse_request_id(request.request_id)
@@ -164,14 +189,32 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return report
 
     async def DrainTrainer(self, request: pb.DrainTrainerRequest, context: Context) -> pb.DrainTrainerReply:
-        await self._registry.drain(request.pool, request.trainer_id, on=True)
-        self._directory.refresh(request.pool)
+        await self._changes.drain(request.pool, request.trainer_id, context.peer(), on=True)
         return pb.DrainTrainerReply()
 
     async def ResumeTrainer(self, request: pb.ResumeTrainerRequest, context: Context) -> pb.ResumeTrainerReply:
-        await self._registry.drain(request.pool, request.trainer_id, on=False)
-        self._directory.refresh(request.pool)
+        await self._changes.drain(request.pool, request.trainer_id, context.peer(), on=False)
         return pb.ResumeTrainerReply()
+
+    async def EvictModel(self, request: pb.EvictModelRequest, context: Context) -> pb.EvictModelReply:
+        return pb.EvictModelReply(state=await self._changes.evict(request, context.peer()))
+
+    async def RequeueRequest(self, request: pb.RequeueRequestRequest, context: Context) -> pb.RequeueRequestReply:
+        return pb.RequeueRequestReply(requests=await self._changes.requeue(request.request_id, context.peer()))
+
+    async def ListLeases(self, request: pb.ListLeasesRequest, context: Context) -> pb.ListLeasesReply:
+        return await self._leases.report(request)
+
+    async def ListDurablePoints(
+        self, request: pb.ListDurablePointsRequest, context: Context
+    ) -> pb.ListDurablePointsReply:
+        return await self._durable_points.report(await self._pools(request.pool), request)
+
+    async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: Context) -> pb.ListSnapshotsReply:
+        return await self._snapshots.report(await self._pools(request.pool))
+
+    async def DryRunGc(self, request: pb.DryRunGcRequest, context: Context) -> pb.DryRunGcReply:
+        return await self._gc.report(await self._pools(request.pool), request)
 
     async def _pools(self, pool: str) -> list[str]:
         """Raises UnknownId."""
@@ -220,7 +263,3 @@ class Admin(admin_pb2_grpc.AdminServicer):
             return types.Result.FromString(await self._results.whole(request_id, tenant_id)).failure
         except Gone:
             return types.Failure(message="the result has expired")
-
-
-def _limit(asked: int) -> int:
-    return min(asked or DEFAULT_LIMIT, LARGEST_LIMIT)

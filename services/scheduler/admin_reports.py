@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from tinkermesh.v1 import admin_pb2 as pb
 
-from services.common.errors import InvalidInput
 from services.common.ids import ModelId, is_session_id
+from services.scheduler.operations.paging import no_cursor
 from services.scheduler.store.overview import Row
 from services.scheduler.store.requests import Head
 from services.scheduler.store.sessions import Place, SessionRow
@@ -137,7 +137,7 @@ def place_of(cursor: str) -> Place | None:
         return None
     seen, _, session_id = cursor.partition(".")
     if not (seen.isascii() and seen.isdigit() and len(seen) < 17 and is_session_id(session_id)):
-        raise InvalidInput(f"cursor: {cursor[:80]!r} is none; pass the next_cursor of an answer back as it came")
+        raise no_cursor(cursor)
     return Place(int(seen), session_id)
 
 

@@ -47,6 +47,12 @@ def samplers(address: str) -> list[pb.SamplerReport]:
         return list(reply.samplers)
 
 
+def snapshots(address: str) -> list[pb.SamplerSnapshots]:
+    with grpc.insecure_channel(address) as channel:
+        reply: pb.ListSnapshotsReply = pb_grpc.AdminStub(channel).ListSnapshots(pb.ListSnapshotsRequest(), timeout=10)
+        return list(reply.samplers)
+
+
 def session(address: str, session_id: str) -> pb.SessionReport | None:
     """As the scheduler at `address` lists it among the latest."""
     with grpc.insecure_channel(address) as channel:

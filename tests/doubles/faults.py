@@ -6,7 +6,7 @@ Control file: a JSON list of rules, re-read before every unit or sample.
 
 kind    init | load | save | snapshot | unload | pass | optim | publish | sample | "" = any
 action  delay_before | delay_after    sleep `seconds`
-        hold_before | hold_after      wait until the rule is gone (at most 60 s)
+        hold_before | hold_after      wait until the rule is gone (at most HOLD_SECONDS)
         fail                          the whole unit fails (server category)
         fail_user                     the whole unit fails (user category)
         fail_datum                    datum `datum` of the pass fails and contributes nothing
@@ -26,7 +26,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-HOLD_SECONDS = 60.0
+HOLD_SECONDS = 600.0
 POLL_SECONDS = 0.01
 
 

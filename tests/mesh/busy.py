@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from tests.doubles.admin import samplers, trainers
+from tests.doubles.admin import samplers, snapshots, trainers
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import Json, WireClient, batch
-from tests.mesh.main_path import accepted, adam, base_sampler, created, sample
+from tests.mesh.main_path import accepted, adam, base_sampler, created, sample, saved
 
 STARTED_SECONDS = 60.0
 
@@ -26,6 +26,7 @@ class Busy:
     running: str = ""
     behind_gap: str = ""
     failed: str = ""
+    spare: str = ""  # a model of its own session that nothing waits for
 
     @classmethod
     def start(cls, mesh: MeshProcesses) -> Self:
@@ -40,6 +41,8 @@ class Busy:
         self.session = await client.session()
         self.tenant = self.mesh.add_key(self.mesh.api_key)  # known already: answers whose it is
         waiting, gap, bad = [await created(client, self.session, number) for number in range(3)]
+        self.spare = await created(client, self.session, 3)
+        await saved(client, self.spare, 1, "epoch-1", "save_weights_for_sampler")
         self.failed = await submitted(client, "/optim_step", adam(bad, 1, learning_rate="high"))
         await client.future(self.failed)
         self.running = await submitted(client, "/forward_backward", batch(waiting, 1, seed=1))
@@ -55,7 +58,8 @@ class Busy:
     def _held(self, engine: str) -> bool:
         if engine == "trainer":
             return any(report.running_unit for report in trainers(self.mesh.scheduler))
-        return any(report.in_flight for report in samplers(self.mesh.scheduler))
+        held = any(report.in_flight for report in samplers(self.mesh.scheduler))
+        return held and any(sampler.snapshots for sampler in snapshots(self.mesh.scheduler))
 
     def __enter__(self) -> Self:
         return self

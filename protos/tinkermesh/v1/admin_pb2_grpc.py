@@ -79,6 +79,36 @@ class AdminStub:
                 request_serializer=tinkermesh_dot_v1_dot_admin__pb2.InspectRequestRequest.SerializeToString,
                 response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.RequestReport.FromString,
                 _registered_method=True)
+        self.ListLeases = channel.unary_unary(
+                '/tinkermesh.v1.Admin/ListLeases',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListLeasesRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListLeasesReply.FromString,
+                _registered_method=True)
+        self.ListDurablePoints = channel.unary_unary(
+                '/tinkermesh.v1.Admin/ListDurablePoints',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListDurablePointsRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListDurablePointsReply.FromString,
+                _registered_method=True)
+        self.ListSnapshots = channel.unary_unary(
+                '/tinkermesh.v1.Admin/ListSnapshots',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListSnapshotsRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListSnapshotsReply.FromString,
+                _registered_method=True)
+        self.DryRunGc = channel.unary_unary(
+                '/tinkermesh.v1.Admin/DryRunGc',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.DryRunGcRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.DryRunGcReply.FromString,
+                _registered_method=True)
+        self.EvictModel = channel.unary_unary(
+                '/tinkermesh.v1.Admin/EvictModel',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.EvictModelRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.EvictModelReply.FromString,
+                _registered_method=True)
+        self.RequeueRequest = channel.unary_unary(
+                '/tinkermesh.v1.Admin/RequeueRequest',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.RequeueRequestRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.RequeueRequestReply.FromString,
+                _registered_method=True)
         self.DrainTrainer = channel.unary_unary(
                 '/tinkermesh.v1.Admin/DrainTrainer',
                 request_serializer=tinkermesh_dot_v1_dot_admin__pb2.DrainTrainerRequest.SerializeToString,
@@ -149,6 +179,50 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListLeases(self, request, context):
+        """Who drives each pool, which replicas there are, and which sessions expire next.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDurablePoints(self, request, context):
+        """What each live model would be restored from, and what is due.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSnapshots(self, request, context):
+        """Adapters resident in each sampler now, as the samplers themselves say.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DryRunGc(self, request, context):
+        """What the sweepers would delete or close, and why. Deletes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EvictModel(self, request, context):
+        """A model leaves its slot (base and log bring it back when it has work), or is closed with a reason.
+        FAILED_PRECONDITION with a text where that cannot be now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RequeueRequest(self, request, context):
+        """A request that was lost with its trainer or sampler waits again. FAILED_PRECONDITION when it is settled, waits,
+        or runs under a live fence.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DrainTrainer(self, request, context):
         """No further unit is dispatched to the trainer; the running one finishes.
         """
@@ -209,6 +283,36 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.InspectRequest,
                     request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.InspectRequestRequest.FromString,
                     response_serializer=tinkermesh_dot_v1_dot_admin__pb2.RequestReport.SerializeToString,
+            ),
+            'ListLeases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLeases,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListLeasesRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListLeasesReply.SerializeToString,
+            ),
+            'ListDurablePoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDurablePoints,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListDurablePointsRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListDurablePointsReply.SerializeToString,
+            ),
+            'ListSnapshots': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSnapshots,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListSnapshotsRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListSnapshotsReply.SerializeToString,
+            ),
+            'DryRunGc': grpc.unary_unary_rpc_method_handler(
+                    servicer.DryRunGc,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.DryRunGcRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.DryRunGcReply.SerializeToString,
+            ),
+            'EvictModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.EvictModel,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.EvictModelRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.EvictModelReply.SerializeToString,
+            ),
+            'RequeueRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequeueRequest,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.RequeueRequestRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.RequeueRequestReply.SerializeToString,
             ),
             'DrainTrainer': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainTrainer,
@@ -464,6 +568,168 @@ class Admin:
             '/tinkermesh.v1.Admin/InspectRequest',
             tinkermesh_dot_v1_dot_admin__pb2.InspectRequestRequest.SerializeToString,
             tinkermesh_dot_v1_dot_admin__pb2.RequestReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLeases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/ListLeases',
+            tinkermesh_dot_v1_dot_admin__pb2.ListLeasesRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.ListLeasesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDurablePoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/ListDurablePoints',
+            tinkermesh_dot_v1_dot_admin__pb2.ListDurablePointsRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.ListDurablePointsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSnapshots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/ListSnapshots',
+            tinkermesh_dot_v1_dot_admin__pb2.ListSnapshotsRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.ListSnapshotsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DryRunGc(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/DryRunGc',
+            tinkermesh_dot_v1_dot_admin__pb2.DryRunGcRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.DryRunGcReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvictModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/EvictModel',
+            tinkermesh_dot_v1_dot_admin__pb2.EvictModelRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.EvictModelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequeueRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/RequeueRequest',
+            tinkermesh_dot_v1_dot_admin__pb2.RequeueRequestRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.RequeueRequestReply.FromString,
             options,
             channel_credentials,
             insecure,

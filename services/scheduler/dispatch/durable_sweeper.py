@@ -35,23 +35,36 @@ class DurableSweeper:
         """Deletes what a capture left that was never settled: old, and nobody's base or running capture.
 
         Of a part of the models each time, and then of the next: what Redis is asked does not grow with their number.
-        Files are listed before it is asked: one that is captured or becomes a base meanwhile is known as such.
         """
         models, self._reached[pool] = await self._files.models(pool, self._reached.get(pool, ""), MODELS_PER_SWEEP)
+        orphans = await self._orphans_of(pool, models)
+        for directory in orphans:
+            await self._files.delete(directory)
+        return len(orphans)
+
+    async def orphans(self, pool: str, parts: int) -> tuple[list[str], bool]:
+        """What `drop_orphans` would delete in its next rounds, of so many parts of the models; if that is all."""
+        found, reached = list[str](), ""
+        for _ in range(parts):
+            models, reached = await self._files.models(pool, reached, MODELS_PER_SWEEP)
+            found += await self._orphans_of(pool, models)
+            if not reached:
+                return found, True
+        return found, False
+
+    async def _orphans_of(self, pool: str, models: list[str]) -> list[str]:
+        """Files are listed before Redis is asked: one that is captured or becomes a base meanwhile is known as such."""
         old = await self._files.versions(pool, models, self._orphan_seconds)
         if not old:
-            return 0
+            return []
         running = await self._book.running(pool)
         bases = await self._models.bases(pool, list(old))
-        orphans = [
+        return [
             directory
             for (model_id, directories), base in zip(old.items(), bases, strict=True)
             for directory in directories
             if directory != base and not _is_of(running.get(model_id), directory)
         ]
-        for directory in orphans:
-            await self._files.delete(directory)
-        return len(orphans)
 
 
 def _is_of(unit_id: str | None, directory: str) -> bool:

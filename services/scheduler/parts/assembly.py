@@ -71,7 +71,7 @@ class Assembly:
             catalog=self.catalog.service,
             catalog_sweeper=self.catalog.sweeper,
             registry=Registry(ground.registry_store, ground.directory),
-            admin=make_admin(ground, self.results, self.queue_states),
+            admin=make_admin(ground, self.results, self.queue_states, self._sampling.fleet),
             tenants=make_tenants(ground),
             book=ground.book,
             training=self.training,

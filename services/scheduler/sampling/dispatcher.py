@@ -34,6 +34,8 @@ class SampleDispatcher:
         notices.on_reconnect(lambda: self._wake(list(self._wakes)))
 
     def _ready(self, pool: str, work: str) -> None:
+        if work == "requeued" and (run := self._runs.get(pool)) is not None:
+            run.look_again()
         if work != "train":  # by far the most frequent, and nothing for samplers
             self._wake([pool])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 SUSPECT_SECONDS = 1.0
 ABORT_SECONDS = 5.0
+LIST_SECONDS = 5.0
 IN_FLIGHT_PER_RUNNING = 2
 
 
@@ -86,6 +87,19 @@ class SamplerLink:
             await self._stub.Abort(pb.AbortRequest(request_id=request_id), timeout=ABORT_SECONDS)
         except grpc.aio.AioRpcError as error:
             log.warning("sampler %s did not take the abort of %s: %s", self.sampler_id, request_id, error.details())
+
+    async def adapters(self) -> Sequence[pb.LoadedAdapter]:
+        """Those resident now, as the sampler says. Raises its error, Unavailable."""
+        try:
+            with self._open_or_away():
+                reply: pb.ListAdaptersReply = await self._stub.ListAdapters(
+                    pb.ListAdaptersRequest(), timeout=LIST_SECONDS
+                )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise Unavailable(f"sampler {self.sampler_id} did not answer within {LIST_SECONDS:g} s") from error
+            raise from_rpc_error(error) from error
+        return reply.adapters
 
     def forget(self, adapter: str) -> None:
         """The sampler may have evicted it: the next use loads explicitly."""

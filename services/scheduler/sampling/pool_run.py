@@ -93,6 +93,10 @@ class PoolRun:
                 task.cancel()
                 self._fleet.spawn(link.abort(request_id))
 
+    def look_again(self) -> None:
+        """A sample that arrived earlier than what was seen last waits again."""
+        self._seen_arrival = 0
+
     async def _end(self) -> None:
         """Outcomes that are here are written; what still runs is left to the next lease holder."""
         for task in self._tasks - self._settling:

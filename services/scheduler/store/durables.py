@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -21,6 +22,12 @@ class DurableBook:
         with reaching_redis():
             found = await self._redis.hgetall(keys.durables_running(pool))
         return {model.decode(): unit.decode() for model, unit in found.items()}
+
+    async def due(self, pool: str, model_ids: Sequence[str]) -> list[int | None]:
+        """Not before which time each model's next durable point is taken, unix ms; None = none is due."""
+        with reaching_redis():
+            scores = await self._redis.zmscore(keys.durables(pool), list(model_ids)) if model_ids else []
+        return [None if score is None else int(score) for score in scores]
 
     async def dropped(self, pool: str, limit: int) -> list[str]:
         """Version directories that are no base any more, relative to the store's root."""

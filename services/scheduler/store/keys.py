@@ -104,6 +104,16 @@ def catalog_checkpoint(tenant_id: str, checkpoint: str) -> str:
     return f"{tenant_prefix(tenant_id)}:cat:ck:{checkpoint}"
 
 
+def catalog_expiring(tenant_id: str) -> str:
+    """Zset checkpoint -> its end, unix ms."""
+    return f"{tenant_prefix(tenant_id)}:cat:expiring"
+
+
+def catalog_doomed(tenant_id: str) -> str:
+    """Set of ``<checkpoint> <version>`` whose files may go."""
+    return f"{tenant_prefix(tenant_id)}:cat:doomed"
+
+
 def catalog_session(tenant_id: str, session_id: str) -> str:
     """Hash: created_ms, status, reason, detail, metadata, display_name, project."""
     return f"{tenant_prefix(tenant_id)}:cat:session:{session_id}"
@@ -359,5 +369,6 @@ def settled_channel(pool: str) -> str:
 
 
 def ready_channel(pool: str) -> str:
-    """Pub/sub: ``train`` or ``sample`` = new work for the lease holder, ``lease`` = the lease is free."""
+    """Pub/sub: ``train`` or ``sample`` = new work for the lease holder, ``requeued`` = a sample waits again at its
+    old place, ``lease`` = the lease is free."""
     return f"{PREFIX}:ready:{pool}"

@@ -69,6 +69,14 @@ class LibraryShelf:
                 await on_each_node(self._redis, "FUNCTION DELETE", name)
         return unused
 
+    async def unused(self, keep_ms: int = KEEP_UNUSED_MS) -> list[str]:
+        """What `drop_unused` would delete now."""
+        with reaching_redis():
+            now = await server_now_ms(self._redis)
+            used = dict(await cast("Any", self._redis).zrange(keys.LIBRARIES, 0, -1, withscores=True))
+        others = sorted(await self._loaded() - {self._functions.library.name})
+        return [name for name in others if now - used.get(name.encode(), now) > keep_ms]
+
     async def _loaded(self) -> set[str]:
         with reaching_redis():
             nodes = await on_each_node(self._redis, "FUNCTION LIST", "LIBRARYNAME", _OURS)

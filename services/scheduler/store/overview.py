@@ -53,6 +53,16 @@ class Overview:
     async def lease(self, pool: str) -> Row:
         return await self._hash(keys.lease(pool))
 
+    async def cell(self, pool: str) -> Row:
+        return await self._hash(keys.cell(pool))
+
+    async def clock(self) -> Row:
+        return await self._hash(keys.CLOCK)
+
+    async def replicas(self) -> Row:
+        """Replica -> JSON: layout, library, seen_ms."""
+        return await self._hash(keys.REPLICAS)
+
     async def counters(self, pool: str) -> Row:
         return await self._hash(keys.counters(pool))
 
@@ -86,7 +96,7 @@ class Overview:
 
     async def breaker(self, pool: str) -> str:
         """Why the trainer gets no work; "" = it does."""
-        return (await self._hash(keys.cell(pool))).get("broken_reason", "")
+        return (await self.cell(pool)).get("broken_reason", "")
 
     async def recovery(self, pool: str) -> tuple[int, int]:
         """Models without a slot, and those whose slot is being filled."""
@@ -120,22 +130,25 @@ class Overview:
         first = [keys.req(pool, queue[seq]) for seq in sorted(queue)[:QUEUE_SAMPLE]]
         return set(queue), await self._rows(first, ("admitted_ms", "seq"))
 
-    async def requests(self, pool: str, state: str, limit: int) -> list[Row]:
-        """Request rows in `state` ("" = any), the oldest first; looks at a bounded number of keys."""
+    async def requests(self, pool: str, state: str, limit: int, after: int = 0) -> list[Row]:
+        """Request rows in `state` ("" = any) behind arrival number `after`, the oldest first; looks at a bounded
+        number of keys.
+        """
         oldest: list[tuple[int, str]] = []
         cursor = 0
         for _ in range(SCANNED_KEYS // SCAN_COUNT):
             with reaching_redis():
                 cursor, names = await scan_keys(self._redis, cursor, keys.req(pool, "*"), SCAN_COUNT)
-            oldest = heapq.nsmallest(limit, {*oldest, *await self._arrivals(_texts(names), state)})
+            oldest = heapq.nsmallest(limit, {*oldest, *await self._arrivals(_texts(names), state, after)})
             if cursor == 0:
                 break
         rows = await self._rows([name for _, name in oldest], REQUEST_FIELDS)
         return [row for row in rows if row["request_id"]]
 
-    async def _arrivals(self, names: list[str], state: str) -> list[tuple[int, str]]:
+    async def _arrivals(self, names: list[str], state: str, after: int) -> list[tuple[int, str]]:
         rows = zip(names, await self._rows(names, ("arrival", "state")), strict=True)
-        return [(int(row["arrival"] or 0), name) for name, row in rows if state in ("", row["state"])]
+        found = [(int(row["arrival"] or 0), name) for name, row in rows if state in ("", row["state"])]
+        return [(arrival, name) for arrival, name in found if arrival > after]
 
     async def request(self, pool: str, key: str) -> Row:
         return (await self._rows([keys.req(pool, key)], (*REQUEST_FIELDS, "events")))[0]

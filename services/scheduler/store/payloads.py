@@ -72,7 +72,7 @@ class BlobStore(Protocol):
         ...
 
     async def older_than(self, seconds: float) -> list[str]:
-        """Names of blobs written longer ago. Raises Unavailable."""
+        """Names of blobs, and of those never written whole, that were written longer ago. Raises Unavailable."""
         ...
 
 
@@ -138,10 +138,8 @@ class FileBlobs:
 
     def _older_than(self, unix_seconds: float) -> list[str]:
         with _reaching_store():
-            for part in self._directory.glob(f"{PART_PREFIX}*"):  # of a replica that died while it wrote
-                if _written_at(part) < unix_seconds:
-                    part.unlink(missing_ok=True)
-            files = self._directory.glob(f"{BLOB_PREFIX}*")
+            parts = self._directory.glob(f"{PART_PREFIX}{BLOB_PREFIX}*")  # of replicas that died while they wrote
+            files = (*self._directory.glob(f"{BLOB_PREFIX}*"), *parts)
             return [file.name for file in files if _written_at(file) < unix_seconds]
 
 
@@ -222,15 +220,20 @@ class PayloadStore:
 
     async def drop_orphans(self, pool: str, age_seconds: float = ORPHAN_SECONDS) -> int:
         """Deletes files of commands that were never admitted, or whose rows no longer name them."""
+        orphans = await self.orphans(pool, age_seconds)
+        for name in orphans:
+            await self._blobs.delete(name)
+        return len(orphans)
+
+    async def orphans(self, pool: str, age_seconds: float = ORPHAN_SECONDS) -> list[str]:
+        """What `drop_orphans` would delete now. Raises Unavailable."""
         owned = [name for name in await self._blobs.older_than(age_seconds) if _owner(name)[0] == pool]
-        dropped = 0
+        orphans = list[str]()
         for at in range(0, len(owned), NAMES_PER_READ):
             names = owned[at : at + NAMES_PER_READ]
             uploads = await self._uploads_of(pool, [_owner(name)[1] for name in names])
-            for name in (name for name, named in zip(names, uploads, strict=True) if name not in named):
-                await self._blobs.delete(name)
-                dropped += 1
-        return dropped
+            orphans += [name for name, named in zip(names, uploads, strict=True) if name not in named]
+        return orphans
 
     async def _uploads_of(self, pool: str, request_keys: Sequence[str]) -> list[list[str]]:
         """What each row names, in one round trip."""
@@ -255,5 +258,5 @@ class PayloadStore:
 
 def _owner(blob: str) -> tuple[str, str]:
     """(pool, request key) of a file named by `blob_name`."""
-    pool, _, rest = blob.removeprefix(BLOB_PREFIX).partition(".")
+    pool, _, rest = blob.removeprefix(PART_PREFIX).removeprefix(BLOB_PREFIX).partition(".")
     return pool, rest.partition(".")[0]

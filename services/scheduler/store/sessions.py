@@ -168,6 +168,17 @@ class SessionStore:
         places = (Place(int(score), name.decode()) for name, score in found)
         return [place for place in places if after is None or place < after][:limit]
 
+    async def soonest(self, after: Place | None, limit: int) -> list[Place]:
+        """The other way round: the longest silent first."""
+        first = "-inf" if after is None else after.seen_ms
+        with reaching_redis():
+            ties = 0 if after is None else await self._redis.zcount(keys.SESSIONS, after.seen_ms, after.seen_ms)
+            found = await self._redis.zrange(
+                keys.SESSIONS, first, "+inf", byscore=True, offset=0, num=limit + ties, withscores=True
+            )
+        places = (Place(int(score), name.decode()) for name, score in found)
+        return [place for place in places if after is None or place > after][:limit]
+
     async def rows(self, session_ids: Sequence[str]) -> list[tuple[SessionRow, list[int]]]:
         """With their models' numbers, in order and in one round trip; what is gone is left out."""
         with reaching_redis():

@@ -77,11 +77,14 @@ async def test_a_full_shared_store_is_unavailable_and_keeps_no_half_file(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_half_files_of_dead_replicas_go_too(tmp_path: Path) -> None:
+async def test_half_files_of_dead_replicas_go_too(redis_client: Redis, tmp_path: Path) -> None:
     (tmp_path / ".part-blob-p.k.1").write_bytes(b"half")
     os.utime(tmp_path / ".part-blob-p.k.1", (1, 1))
     (tmp_path / ".part-blob-p.k.2").write_bytes(b"being written")
-    assert await FileBlobs(tmp_path).older_than(3600.0) == []
+    payloads = PayloadStore(redis_client, FileBlobs(tmp_path))
+    assert await payloads.orphans("p") == [".part-blob-p.k.1"]
+    assert len(list(tmp_path.iterdir())) == 2  # asking deletes nothing
+    assert await payloads.drop_orphans("p") == 1
     assert [file.name for file in tmp_path.iterdir()] == [".part-blob-p.k.2"]
 
 
