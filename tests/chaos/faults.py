@@ -47,6 +47,9 @@ class Storm:
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             self.mesh.disarm()
+            for number, one in enumerate(self.happened):  # what fired since the last look
+                if one.fault.point and not one.where:
+                    self._look(number, one, 0.0)
             self._wake(float("inf"))
 
     def _arm(self) -> None:
