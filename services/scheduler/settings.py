@@ -45,6 +45,7 @@ class Settings(ServiceSettings, frozen=True):
     # How a model comes back after its trainer, and who gives up a slot (docs/recovery.md).
     durable_every_steps: int = 16
     durable_log_mib: int = 256
+    log_limit_mib: int = 1024  # with so much in its log a model waits, or must step; 0 = no limit
     durable_idle_seconds: float = 60.0  # a model that rests is covered so long after its last unit; 0 = it is not
     poison_deaths: int = 2  # a command that stopped the trainer so often is not run again
     paging: bool = True  # idle models give up their slots to others that need one

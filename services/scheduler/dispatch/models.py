@@ -17,12 +17,19 @@ _UNSEATED = ("unseated", "seating", "replaying")
 
 class Models:
     def __init__(
-        self, store: TrainingStore, reader: ModelReader, models: ModelDirectory, trainers: TrainerDirectory
+        self,
+        store: TrainingStore,
+        reader: ModelReader,
+        models: ModelDirectory,
+        trainers: TrainerDirectory,
+        *,
+        log_limit_bytes: int,
     ) -> None:
         self._store = store
         self._reader = reader
         self._models = models
         self._trainers = trainers
+        self._log_limit = log_limit_bytes
 
     async def describe(self, model_id: str, tenant_id: str) -> pb.ModelInfo:
         row, pool = await self._row(model_id)
@@ -61,6 +68,8 @@ class Models:
             return ACTIVE, "the model's slot is being initialised"
         if row.phase in _UNSEATED:
             return PAUSED_CAPACITY, _recovery_reason(row)
+        if 0 < self._log_limit <= row.log_bytes and row.barrier_pos > row.base_pos:
+            return PAUSED_CAPACITY, f"the model's log is full ({row.log_bytes} bytes): it waits for a durable point"
         if await self._reader.missing(pool, model_id, row.next_seq) and seq > row.next_seq:
             return ACTIVE, f"waiting for seq_id {row.next_seq}, which has not arrived"
         return ACTIVE, f"seq_id {row.next_seq} of this model is next" if seq > row.next_seq else "waiting for its turn"

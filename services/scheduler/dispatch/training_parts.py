@@ -90,7 +90,8 @@ class TrainingParts:
 
     @cached_property
     def models(self) -> Models:
-        return Models(self.store, self.reader, self.sessions, self.directory)
+        limit = self.recovery.log_limit_bytes
+        return Models(self.store, self.reader, self.sessions, self.directory, log_limit_bytes=limit)
 
     @cached_property
     def driver(self) -> Driver:

@@ -32,17 +32,20 @@ def make_training(ground: Ground, sampling: SamplingParts) -> Training:
         fair=settings.fair,
         weights=ground.book.weights,
         quotas=ground.book.quotas,
-        recovery=_limits(settings),
+        recovery=recovery_limits(settings),
         paging=Paging(settings.paging, ms(settings.page_idle_seconds), ms(settings.page_after_seconds)),
         lease_ttl_ms=ms(settings.term_lease_seconds),
     )
     return Training(parts)
 
 
-def _limits(settings: Settings) -> RecoveryLimits:
+def recovery_limits(settings: Settings) -> RecoveryLimits:
+    """A log is never full before a durable point is due: nothing would ever make room then."""
+    limit = max(settings.log_limit_mib, settings.durable_log_mib) if settings.log_limit_mib else 0
     return RecoveryLimits(
         durable_every_steps=settings.durable_every_steps,
         durable_log_bytes=settings.durable_log_mib << 20,
         durable_idle_ms=ms(settings.durable_idle_seconds),
         poison_deaths=settings.poison_deaths,
+        log_limit_bytes=limit << 20,
     )

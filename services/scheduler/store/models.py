@@ -15,7 +15,7 @@ from services.scheduler.store.outages import reaching_redis
 
 _FIELDS = ("tenant", "session", "state", "reason", "slot", "load_number", "base_model", "layout", "user_metadata")
 _MORE = ("next_seq", "ending", "last_request_ms", "created_ms")
-_RECOVERY = ("phase", "base", "base_pos", "applied", "log_end")
+_RECOVERY = ("phase", "base", "base_pos", "applied", "log_end", "log_bytes", "barrier_pos")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class ModelRow:
     base_pos: int = 0
     applied: int = 0
     log_end: int = 0
+    log_bytes: int = 0
+    barrier_pos: int = 0
 
 
 class ModelReader:
@@ -96,4 +98,6 @@ def _row(model_id: str, values: list[bytes]) -> ModelRow:
         base_pos=int(values[15] or 0),
         applied=int(values[16] or 0),
         log_end=int(values[17] or 0),
+        log_bytes=int(values[18] or 0),
+        barrier_pos=int(values[19] or 0),
     )

@@ -97,7 +97,8 @@ class Settlement(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class RecoveryLimits:
     """When a durable point is due (`durable_idle_ms` after a model's last unit; 0 = not by idleness), how many
-    deaths of the trainer make a command poison, and whether idle models give up their slots.
+    deaths of the trainer make a command poison, and whether idle models give up their slots. A log of
+    `log_limit_bytes` is full (0 = never): never before a durable point is due.
     """
 
     durable_every_steps: int = 16
@@ -105,6 +106,7 @@ class RecoveryLimits:
     durable_idle_ms: int = 60_000
     poison_deaths: int = 2
     paging: bool = True
+    log_limit_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,8 @@ class TrainingStore:
     ) -> int:
         """Makes the slots those of this incarnation; answers how many held slots were lost with another."""
         due = (limits.durable_every_steps, limits.durable_log_bytes, limits.durable_idle_ms)
-        arguments = (term, self._retention, incarnation, slots, limits.poison_deaths, *due, int(limits.paging))
+        rest = (int(limits.paging), limits.log_limit_bytes)
+        arguments = (term, self._retention, incarnation, slots, limits.poison_deaths, *due, *rest)
         return int(await self._call("cell_adopt", [keys.pool_prefix(pool)], *arguments))
 
     async def repair(self, pool: str, term: int) -> int:

@@ -97,6 +97,15 @@ local function settle_rejected(context, id, key, op, text)
   fail_row(context, key, USER, text)
 end
 
+local WINDOW_FULL = 'the open gradient window of this model holds as many bytes of datums as its recovery can keep '
+  .. '(log_limit_mib of the scheduler); call optim_step, which ends the window; this request was not executed'
+
+-- What a queued command fails with in its turn, '' = it runs.
+local function problem_of(context, id, op, rejected)
+  if rejected == '' and op == 'forward_backward' and log_full(context.prefix, id) == 'window' then return WINDOW_FULL end
+  return rejected
+end
+
 local function passed(state)
   return state == 'done' or state == 'failed' or state == 'captured'
 end
@@ -109,6 +118,7 @@ local function walk(context, id)
     local key = redis.call('HGET', queue, seq)
     if not key then return nil end
     local state, text, op = unpack(redis.call('HMGET', request_row(context, key), 'state', 'rejected', 'op'))
+    if state == 'queued' then text = problem_of(context, id, op, text) end
     if state == 'queued' and text ~= '' then
       settle_rejected(context, id, key, op, text)
     elseif not passed(state) then

@@ -153,7 +153,7 @@ register('takeover_token', function(keys, args)
 end)
 
 -- args: term, retention_ms, incarnation, slots, poison deaths, steps, bytes and idle ms that make a durable
--- point due, 1 = paging. Makes the pool's slots those of this trainer. With another incarnation than before everything the
+-- point due, 1 = paging, bytes of a full log (0 = no limit). Makes the pool's slots those of this trainer. With another incarnation than before everything the
 -- old one held is gone: its models lose their seats, what it was running waits again. Repeatable. Answers
 -- how many held slots were lost.
 register('cell_adopt', function(keys, args)
@@ -163,7 +163,7 @@ register('cell_adopt', function(keys, args)
   local cell, slots, lost = context.prefix .. ':cell', context.prefix .. ':slots', 0
   local known = redis.call('HGET', cell, 'incarnation')
   redis.call('HSET', cell, 'poison_deaths', args[5], 'durable_steps', args[6], 'durable_bytes', args[7],
-    'durable_idle_ms', args[8], 'paging', args[9])
+    'durable_idle_ms', args[8], 'paging', args[9], 'log_limit', args[10])
   if known and known ~= args[3] then
     supersede(context, known)
     lost = lose_trainer(context)
@@ -249,6 +249,7 @@ register('durable_settle', function(keys, args)
     redis.call('HDEL', running, id)
     redis.call('HINCRBY', context.prefix .. ':counters', 'durables_total', 1)
     note_durable(context, id)
+    advance(context, id)  -- what is left may be one window that fills the log
   end
   context.wake = true
   finish(context)

@@ -22,10 +22,22 @@ local function commands_of(prefix, id, next_seq, tokens, limit)
   return found
 end
 
+-- Those that may be issued now: at the limit of its log a model waits for the durable point that is due.
+local function issuable(prefix, id, commands)
+  if log_full(prefix, id) ~= 'uncovered' then return commands end
+  local found = {}
+  for _, command in ipairs(commands) do
+    if command[2] == 'forward_backward' then break end
+    table.insert(found, command)
+  end
+  return found
+end
+
 local function model_view(prefix, id, tokens, limit)
   local tenant, slot, load_number, next_seq, rejected, doomed = unpack(redis.call('HMGET', prefix .. ':model:' .. id, unpack(MODEL)))
   if not tenant or doomed == '1' then return nil end
-  return { id, tenant, slot, load_number, rejected, commands_of(prefix, id, next_seq, tokens, limit) }
+  local commands = issuable(prefix, id, commands_of(prefix, id, next_seq, tokens, limit))
+  return { id, tenant, slot, load_number, rejected, commands }
 end
 
 local GROUP = 256
