@@ -18,6 +18,7 @@
         ├── Pending               408  FAILED_PRECONDITION the result is not there yet
         ├── StaleFence            503  ABORTED             older term or another incarnation
         ├── Unavailable           503  UNAVAILABLE         a part is away; retry
+        │   └── Stopping          503  UNAVAILABLE         it ends in order, and took nothing of this
         └── ContractViolation     500  INTERNAL            a peer broke its contract
 
 `code` names the class on the wire between services, so a caller gets the same type back.
@@ -136,6 +137,10 @@ class Unavailable(ServerError):
     code = "unavailable"
     http_status = 503
     grpc_status = StatusCode.UNAVAILABLE
+
+
+class Stopping(Unavailable):
+    code = "stopping"
 
 
 class ContractViolation(ServerError):

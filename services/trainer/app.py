@@ -29,7 +29,7 @@ from services.trainer.failures import RanksDiverged
 from services.trainer.fence import Fence, refused
 from services.trainer.memory_limit import MemoryEstimate, measure
 from services.trainer.passes import PassLimits
-from services.trainer.rank_loop import Commands, Stop, follow, lead
+from services.trainer.rank_loop import Commands, Stop, follow, lead, left_behind
 from services.trainer.ranks import Ranks, join
 from services.trainer.records import UnitRecords
 from services.trainer.server import Identity, TrainerService
@@ -233,6 +233,7 @@ class Leader:
         """Captured saves are published while their waiters can still hear of it."""
         self._thread.post(self._service.stop_admission)
         self._thread.leave()
+        self._thread.post(self._records.leave, left_behind(self._commands))  # nothing is admitted any more
         flushed = self._writer.stop(self._settings.drain_seconds)
         self._thread.stop()
         if not flushed:

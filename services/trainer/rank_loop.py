@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import struct
 from collections.abc import Callable
@@ -43,6 +44,16 @@ def lead(
     if job.error is not None:
         raise job.error
     control.announce(_STOP)
+
+
+def left_behind(commands: Commands) -> list[str]:
+    """Ids of the units behind the Stop. To be asked once nothing more is put in."""
+    left = []
+    with contextlib.suppress(queue.Empty):
+        while True:
+            if isinstance(job := commands.get_nowait(), Job):
+                left.append(job.unit.unit_id)
+    return left
 
 
 def follow(executor: Executor, control: Control) -> None:

@@ -33,6 +33,7 @@ class UnitRecord:
     payload: bytes = b""
     artifact: pb.ArtifactOutcome = field(default_factory=pb.ArtifactOutcome)
     acknowledged: bool = False
+    left: bool = False  # accepted, and not run in this life
 
     @property
     def settled(self) -> bool:
@@ -95,6 +96,13 @@ class UnitRecords:
         self._open_bytes += len(payload)
         record.done.set()
         self._trim()
+
+    def leave(self, unit_ids: Iterable[str]) -> None:
+        """Accepted units that this life does not come to: whoever waits hears of it, and nobody finds them."""
+        for unit_id in unit_ids:
+            record = self._records.pop(unit_id)
+            record.left = True
+            record.done.set()
 
     def publish(self, unit_id: str, artifact: pb.ArtifactOutcome) -> None:
         record = self._records[unit_id]

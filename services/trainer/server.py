@@ -10,7 +10,7 @@ from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import trainer_pb2_grpc as pb_grpc
 from tinkermesh.v1.types_pb2 import PoolFacts
 
-from services.common.errors import InvalidInput, TooLarge, Unavailable, UnknownId
+from services.common.errors import InvalidInput, Stopping, TooLarge, Unavailable, UnknownId
 from services.common.frames import frames
 from services.common.grpc_boundary import Context
 from services.common.telemetry import current_traceparent
@@ -19,6 +19,7 @@ from services.trainer.records import UnitRecord, UnitRecords
 from services.trainer.slot_table import SlotTable
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Trainer"].full_name
+STOPPING = "this trainer is stopping; send the unit to the next incarnation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class TrainerService(pb_grpc.TrainerServicer):
 
     def _accept(self, unit: pb.Unit, payload: bytes) -> UnitRecord:
         if not self._admitting and not self._records.knows(unit.unit_id):
-            raise Unavailable("this trainer is stopping; send the unit to the next incarnation")
+            raise Stopping(STOPPING)
         record, new = self._records.claim(unit)
         if new:
             self._enqueue(Job(unit, payload, current_traceparent()))
@@ -167,6 +168,8 @@ async def _payload(incoming: AsyncIterator[pb.UnitFrame], expected: int) -> byte
 async def _outcome(record: UnitRecord) -> AsyncIterator[pb.OutcomeFrame]:
     """Waits for the unit. A caller that goes away stops waiting; the unit goes on."""
     await record.done.wait()
+    if record.left:
+        raise Stopping(STOPPING)
     outcome, payload = record.outcome, record.payload
     yield pb.OutcomeFrame(outcome=outcome)
     for part in frames(payload):

@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -18,7 +18,7 @@ from tinkermesh.v1 import scheduler_pb2, types_pb2
 from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import trainer_pb2_grpc as pb_grpc
 
-from services.common.errors import InvalidInput, StaleFence, Unavailable, UnknownId
+from services.common.errors import InvalidInput, StaleFence, Stopping, Unavailable, UnknownId
 from services.common.frames import frames
 from services.common.grpc_boundary import Context
 from services.common.publication_fence import PublicationFence
@@ -59,7 +59,10 @@ def trainer_facts(*, pool: str = POOL, slots: int = 8, unit_tokens: int = 4096) 
 
 
 class FakeTrainer(RegisteredServer, pb_grpc.TrainerServicer):
-    """In a test's own loop: `await start(...)`, use `.faults`, `.journal`, `.runner`, `await stop()`."""
+    """In a test's own loop: `await start(...)`, use `.faults`, `.journal`, `.runner`, `await stop()`.
+
+    `refuses`: units it does not take any more, as a trainer does that ends in order.
+    """
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class FakeTrainer(RegisteredServer, pb_grpc.TrainerServicer):
         self.faults = Faults(control)
         self.journal = Journal(journal, self.incarnation)
         self.book = UnitBook(self.incarnation)
+        self.refuses: Callable[[pb.Unit], bool] = lambda unit: False
         slots = [Slot() for _ in range(self.facts.slots)]
         self.fence = PublicationFence(store_root, self.facts.pool, self.incarnation)
         self.runner = UnitRunner(store_root, slots, self.faults, self.journal, self.fence, self.supersede)
@@ -125,6 +129,8 @@ class FakeTrainer(RegisteredServer, pb_grpc.TrainerServicer):
         unit, payload = await _receive(request_iterator)
         self.book.check(unit.term, unit.incarnation)
         repeated = self.book.known(unit.unit_id)
+        if not repeated and self.refuses(unit):
+            raise Stopping("this trainer is stopping")
         task = self.book.start(unit, lambda: self.runner.run(unit, payload))
         recorded = await self.book.outcome(task, unit.unit_id)
         if not repeated and unit.unit_id in self.runner.reply_dropped:

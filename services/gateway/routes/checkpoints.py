@@ -22,7 +22,8 @@ from services.gateway.wire.queries import LARGEST_PAGE, Window, check_scope, win
 RUNS_PER_PAGE = 20
 CHECKPOINTS_PER_PAGE = 100
 CHECKPOINTS_OF_A_RUN = 10_000
-"""A list without a window ends here, the newest first; its cursor tells how many there are."""
+BYTES_OF_A_RUN = 64 << 20
+"""A list without a window ends at either, the newest first; its cursor tells how many there are."""
 
 KNOWS_EXPORTS = (0, 30, 4)
 """The oldest tested SDK whose checkpoints may be of type external."""
@@ -68,13 +69,21 @@ async def list_run_checkpoints(call: Call) -> Response:
     if "limit" in query or "offset" in query:
         page = window(query, CHECKPOINTS_PER_PAGE)
         return _checkpoints(call, page, *await _page(call, run_id, page))
-    total, found = await _page(call, run_id, Window(0, LARGEST_PAGE))
-    while len(found) < min(total, CHECKPOINTS_OF_A_RUN):
-        total, more = await _page(call, run_id, Window(len(found), LARGEST_PAGE))
-        if not more:
-            break
-        found.extend(more)
+    total, found = await _newest(call, run_id)
     return _checkpoints(call, Window(0, CHECKPOINTS_OF_A_RUN), total, found)
+
+
+async def _newest(call: Call, run_id: str) -> tuple[int, list[scheduler_pb2.CheckpointInfo]]:
+    """In pages. What is saved meanwhile moves them: a checkpoint that comes twice is shown once."""
+    found: dict[str, scheduler_pb2.CheckpointInfo] = {}
+    total, offset, size = 1, 0, 0
+    while offset < min(total, CHECKPOINTS_OF_A_RUN) and size < BYTES_OF_A_RUN:
+        total, page = await _page(call, run_id, Window(offset, LARGEST_PAGE))
+        if not page:
+            break
+        found.update((one.path, one) for one in page)
+        offset, size = offset + len(page), size + sum(one.ByteSize() for one in page)
+    return total, list(found.values())
 
 
 async def list_checkpoints(call: Call) -> Response:

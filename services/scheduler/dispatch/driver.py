@@ -101,7 +101,11 @@ class Driver:
         async def replaced(incarnation: str) -> bool:
             return await self._directory.replaced(pool, incarnation)
 
-        execution = Execution(pool, term, trainer.incarnation, client, parts.payloads, still_serving, replaced)
+        async def not_run(unit_id: str) -> None:
+            await parts.store.not_run(pool, term, unit_id)
+
+        payloads = parts.payloads
+        execution = Execution(pool, term, trainer.incarnation, client, payloads, still_serving, replaced, not_run)
         durables = DurablePoints(pool, client, parts.store)
         cell = Cell(pool, term, trainer.incarnation, client, execution, publications, durables, parts, policy)
         self._started(pool)

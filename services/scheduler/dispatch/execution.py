@@ -10,7 +10,16 @@ from typing import Any
 from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import ContractViolation, Gone, ServerError, StaleFence, Unavailable, UnknownId, UserError
+from services.common.errors import (
+    ContractViolation,
+    Gone,
+    ServerError,
+    StaleFence,
+    Stopping,
+    Unavailable,
+    UnknownId,
+    UserError,
+)
 from services.scheduler.dispatch.client import Outcome, TrainerClient
 from services.scheduler.dispatch.payload import gather
 from services.scheduler.dispatch.tasks import end_tasks
@@ -41,6 +50,7 @@ class Execution:
         payloads: PayloadStore,
         still_serving: Callable[[str], Awaitable[bool]],
         replaced: Callable[[str], Awaitable[bool]],
+        not_run: Callable[[str], Awaitable[None]],
     ) -> None:
         self._pool = pool
         self._term = term
@@ -49,6 +59,7 @@ class Execution:
         self._payloads = payloads
         self._still_serving = still_serving
         self._replaced = replaced
+        self._not_run = not_run
 
     async def payload(self, prepared: Prepared, stored: dict[str, StoredCommand]) -> bytes | Outcome:
         """The unit's payload, or its outcome when a part of it is lost: then nothing can run."""
@@ -81,6 +92,9 @@ class Execution:
                 raise
             except UserError as error:
                 return _refused(prepared, f"trainer refused the unit: {error.message}")
+            except Stopping as error:
+                log.info("unit %s: %s", prepared.unit.unit_id, error)
+                await self._not_run(prepared.unit.unit_id)
             except Unavailable as error:
                 log.warning("unit %s: trainer is away: %s", prepared.unit.unit_id, error)
             except ServerError as error:

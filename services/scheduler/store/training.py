@@ -256,6 +256,10 @@ class TrainingStore:
         arguments = (term, self._retention, model_id, unit_id, directory)
         return bool(await self._call("durable_settle", [keys.pool_prefix(pool)], *arguments) != b"later")
 
+    async def not_run(self, pool: str, term: int, unit_id: str) -> None:
+        """The unit's trainer ends in order and has refused it. Raises StaleFence, Unavailable."""
+        await self._call("unit_not_run", [keys.pool_prefix(pool)], term, unit_id)
+
     async def open_breaker(self, pool: str, term: int, incarnation: str, reason: str) -> None:
         """This incarnation gets no more work. Raises StaleFence, Unavailable."""
         await self._call("breaker_open", [keys.pool_prefix(pool)], term, incarnation, reason)

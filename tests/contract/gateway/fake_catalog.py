@@ -27,6 +27,7 @@ class FakeCatalog(CatalogServicer):
         self.damaged = False  # the metadata of every version
         self.total = 3
         self.kind = "weights"
+        self.moved = 0  # how many were saved since the first page of a list
 
     @property
     def last(self) -> Any:
@@ -58,7 +59,8 @@ class FakeCatalog(CatalogServicer):
         run_id = request.training_run_id or next(iter(self.belongings.models), "")
         if request.training_run_id:
             self.belongings.owned(self.belongings.models, run_id, request.tenant_id, "run")
-        numbers = range(self.total)[request.offset : request.offset + request.limit]
+        first = request.offset - self.moved if request.offset else 0
+        numbers = range(self.total)[first : first + request.limit]
         yield pb.ListCheckpointsReply(
             checkpoints=[self.checkpoint(run_id, number) for number in numbers], total_count=self.total
         )

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.gateway.routes import checkpoints
 from tests.contract.gateway.conftest import Client
 from tests.contract.gateway.fake_catalog import CREATED_MS
 from tests.contract.gateway.fake_scheduler import FakeScheduler
@@ -40,6 +41,22 @@ async def test_a_list_of_a_runs_checkpoints_is_whole_whatever_its_length(
     assert [one.limit for one in scheduler.catalog.asked] == [1000, 1000, 1000]
     page = (await send(client, "GET", f"training_runs/{model}/checkpoints?limit=2&offset=4")).json()
     assert [one["checkpoint_id"] for one in page["checkpoints"]] == ["weights/ck4", "weights/ck5"]
+
+
+async def test_a_list_of_a_runs_checkpoints_ends_at_a_size_and_shows_none_twice(
+    client: Client, scheduler: FakeScheduler, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = f"training_runs/{model}/checkpoints"
+    with monkeypatch.context() as small:
+        small.setattr(checkpoints, "CHECKPOINTS_OF_A_RUN", 2_500)
+        scheduler.catalog.total = 7_000
+        answer = (await send(client, "GET", place)).json()
+        assert (len(answer["checkpoints"]), answer["cursor"]["total_count"]) == (3_000, 7_000)
+        small.setattr(checkpoints, "BYTES_OF_A_RUN", 1)
+        assert len((await send(client, "GET", place)).json()["checkpoints"]) == 1_000
+    scheduler.catalog.total, scheduler.catalog.moved = 1_500, 3  # saved between the pages
+    shown = [one["checkpoint_id"] for one in (await send(client, "GET", place)).json()["checkpoints"]]
+    assert len(shown) == len(set(shown))
 
 
 async def test_a_checkpoint_is_rendered_as_the_sdk_wants_it(client: Client, model: str) -> None:

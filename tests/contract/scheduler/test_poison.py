@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import pytest
+from tinkermesh.v1 import trainer_pb2 as pb
 
 from services.common.errors import ModelClosed
-from tests.contract.scheduler.recovering import final_state, kill_trainer, rounds, server_failure, undisturbed
+from services.scheduler.store import keys
+from tests.contract.scheduler.recovering import counter, final_state, kill_trainer, rounds, server_failure, undisturbed
 from tests.contract.scheduler.requests import new_session
 from tests.contract.scheduler.rig import Mesh
-from tests.doubles.fake_trainer import FakeTrainer
+from tests.doubles.fake_trainer import POOL, FakeTrainer
 
 POISON = 66
 
@@ -44,6 +49,58 @@ async def test_two_deaths_fail_the_command_and_close_its_model_only_MESH_04(mesh
     await mesh.done(other)
     await mesh.done(await mesh.step(good, 4))
     assert await final_state(mesh, good, 5) == await undisturbed(mesh, [1, 2])
+
+
+async def not_run(mesh: Mesh) -> bool:
+    """A unit is known to have been refused by the trainer of now."""
+    units = await cast("Any", mesh.redis.smembers(keys.running_units(POOL)))
+    rows = [
+        await cast("Any", mesh.redis.hmget(keys.unit(POOL, unit.decode()), ("incarnation", "not_run")))
+        for unit in units
+    ]
+    return [mesh.trainer.incarnation.encode(), b"1"] in rows
+
+
+REFUSED: dict[str, Callable[[pb.Unit], bool]] = {
+    "batch": lambda unit: unit.HasField("pass") and not unit.replay,
+    "seat": lambda unit: unit.HasField("init"),
+    "replay": lambda unit: unit.replay and unit.HasField("pass"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+async def test_what_trainers_refuse_because_they_end_in_order_is_no_poison_MESH_04(mesh: Mesh, kind: str) -> None:
+    """However often a pool's trainers are restarted while they are given the same unit."""
+    model = await mesh.opened(new_session())
+    await rounds(mesh, model, [1])
+    await mesh.trainer.stop()
+    pending = await mesh.batch(model, 3, [3, 4], salt=2)
+    for _ in range(3):
+        mesh.trainer = FakeTrainer(mesh.root, facts=mesh.facts)
+        mesh.trainer.refuses = REFUSED[kind]
+        await mesh.start_trainer()
+        await mesh.until(lambda: not_run(mesh))
+        await mesh.trainer.stop()
+    mesh.trainer = FakeTrainer(mesh.root, facts=mesh.facts)
+    await mesh.start_trainer()
+    await mesh.done(pending)
+    await mesh.done(await mesh.step(model, 4))
+    assert await counter(mesh, "poisoned_total") == 0
+    assert await final_state(mesh, model, 5) == await undisturbed(mesh, [1, 2])
+
+
+async def test_a_create_that_trainers_refuse_because_they_end_in_order_is_no_poison_MESH_04(mesh: Mesh) -> None:
+    for number in range(3):
+        mesh.trainer.refuses = REFUSED["seat"]
+        if number == 0:
+            pending = await mesh.create(new_session())
+        await mesh.until(lambda: not_run(mesh))
+        await mesh.trainer.stop()
+        mesh.trainer = FakeTrainer(mesh.root, facts=mesh.facts)
+        mesh.trainer.refuses = REFUSED["seat"] if number < 2 else lambda unit: False
+        await mesh.start_trainer()
+    await mesh.done(pending)
+    assert await counter(mesh, "poisoned_total") == 0
 
 
 async def test_a_create_that_stops_the_trainer_twice_fails_MESH_04(mesh: Mesh) -> None:

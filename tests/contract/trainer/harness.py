@@ -228,8 +228,12 @@ class LocalTrainer:
         self._thread.start()
         return f"127.0.0.1:{await read_port(self._port_file)}"
 
-    async def stop(self) -> None:
+    def order_end(self) -> None:
+        """As SIGTERM: the running unit ends first."""
         self._commands.put(Stop())
+
+    async def stop(self) -> None:
+        self.order_end()
         await asyncio.to_thread(self._thread.join, WAIT_SECONDS)
         assert not self._thread.is_alive()
         assert self.error is None

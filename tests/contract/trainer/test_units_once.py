@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from tinkermesh.v1 import trainer_pb2 as pb
 
-from services.common.errors import InvalidInput, StaleFence, UnknownId, from_rpc_error
+from services.common.errors import InvalidInput, StaleFence, Stopping, UnknownId, from_rpc_error
 from services.trainer import server
 from tests.contract.trainer.harness import Rig, collect, datum, unit_frames
 from tests.contract.trainer.trainer_process import WAIT_SECONDS
+from tests.doubles.eventually import eventually
 
 
 class Reached:
@@ -88,6 +89,30 @@ async def test_repeat_of_a_running_unit_attaches_to_it_MESH_01(rig: Rig, monkeyp
     trainer.engine.gate.set()
     outcomes = await asyncio.gather(first, again, attached)
     assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert trainer.engine.passes == 1
+
+
+async def test_a_unit_behind_the_order_to_end_is_refused_and_never_run_MESH_04(rig: Rig):
+    trainer, client = rig
+    await client.done(client.units.init(0))
+    trainer.engine.started.clear()
+    trainer.engine.gate.clear()
+    running = asyncio.create_task(client.execute(client.units.train([(0, [datum()])])))
+    assert await asyncio.to_thread(trainer.engine.started.wait, WAIT_SECONDS)
+    trainer.order_end()
+    unit, payload = client.units.train([(0, [datum()])])
+    behind = asyncio.create_task(client.execute(unit, payload))
+
+    async def accepted() -> bool:
+        request = pb.TakeoverRequest(term=client.units.term, incarnation=client.units.incarnation)
+        return unit.unit_id in (await client.stub.Takeover(request)).running_units
+
+    await eventually(accepted)
+    trainer.engine.gate.set()
+    assert not (await running)[0].HasField("failure")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await behind
+    assert isinstance(from_rpc_error(caught.value), Stopping)
     assert trainer.engine.passes == 1
 
 

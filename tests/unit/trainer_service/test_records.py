@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import asyncio
+import queue
+
 import pytest
 from tinkermesh.v1 import trainer_pb2 as pb
 
-from services.common.errors import ContractViolation, Gone, InvalidInput, StaleFence, Unavailable, UnknownId
+from services.common.errors import ContractViolation, Gone, InvalidInput, StaleFence, Stopping, Unavailable, UnknownId
 from services.trainer import records as module
 from services.trainer.fence import Fence
+from services.trainer.rank_loop import Commands, Stop, left_behind
 from services.trainer.records import UnitRecords
+from services.trainer.server import Job, _outcome
 
 
 def unit(unit_id: str, term: int = 1) -> pb.Unit:
@@ -47,6 +52,28 @@ def test_memory_of_acknowledged_units_is_bounded_and_none_runs_again():
         records.claim(unit("u4"))
     with pytest.raises(Gone):
         records.find("u4")
+
+
+async def test_a_unit_this_life_does_not_come_to_is_told_to_its_waiters_and_not_known_any_more():
+    records = UnitRecords()
+    record, _ = records.claim(unit("u"))
+    waiting = asyncio.create_task(anext(_outcome(record)))
+    records.leave(["u"])
+    with pytest.raises(Stopping):
+        await waiting
+    with pytest.raises(UnknownId):
+        records.find("u")
+    assert (records.running(), records.finished(), records.knows("u")) == ([], [], False)
+
+
+def test_units_behind_the_stop_are_left_behind():
+    commands: Commands = queue.SimpleQueue()
+    for entry in (Job(unit("a"), b""), Stop(), Job(unit("b"), b""), Stop(), Job(unit("c"), b"")):
+        commands.put(entry)
+    assert isinstance(commands.get(), Job)
+    assert isinstance(commands.get(), Stop)
+    assert left_behind(commands) == ["b", "c"]
+    assert commands.empty()
 
 
 def test_record_with_an_artifact_on_its_way_is_kept():

@@ -59,28 +59,35 @@ local function lose_captured(context)
   end
 end
 
+-- Of a unit whose trainer is gone: its work waits again.
+local function give_back(context, item)
+  redis.call('HSET', model_row(context, item.m), 'inflight', '0')
+  if item.x or not item.k then return end
+  local row = request_row(context, item.k)
+  redis.call('HINCRBY', row, 'issued', -item.n)
+  redis.call('HSET', row, 'flying', '0')
+  note_event(context, row, 'queued', '', '', LOST)
+  if redis.call('HGET', row, 'reported') == '0' then redis.call('HSET', row, 'state', 'queued') end
+end
+
 -- Of a unit that ran when its trainer died: its work waits again, alone, and each death is remembered.
 local function take_back(context, item, deaths)
-  local model = model_row(context, item.m)
-  redis.call('HSET', model, 'inflight', '0')
+  give_back(context, item)
   if item.x == 'seat' or item.x == 'replay' then
     deaths.models[item.m] = true
   elseif item.x == 'durable' then
     act.durable_failed(context, item)  -- a capture that stops the trainer must not do so at every start
   elseif item.k then
-    local row = request_row(context, item.k)
-    redis.call('HINCRBY', row, 'issued', -item.n)
-    redis.call('HSET', row, 'flying', '0', 'group', item.k)
-    note_event(context, row, 'queued', '', '', LOST)
-    if redis.call('HGET', row, 'reported') == '0' then redis.call('HSET', row, 'state', 'queued') end
+    redis.call('HSET', request_row(context, item.k), 'group', item.k)
     deaths.commands[item.k] = item
   end
 end
 
 local function lose_unit(context, unit, deaths)
-  if redis.call('HGET', unit_key(context.prefix, unit), 'state') ~= 'running' then return end
-  for _, item in ipairs(cjson.decode(redis.call('HGET', unit_key(context.prefix, unit), 'items'))) do
-    take_back(context, item, deaths)
+  local state, items, not_run = unpack(redis.call('HMGET', unit_key(context.prefix, unit), 'state', 'items', 'not_run'))
+  if state ~= 'running' then return end
+  for _, item in ipairs(cjson.decode(items)) do
+    if not_run == '1' then give_back(context, item) else take_back(context, item, deaths) end
   end
   redis.call('HSET', unit_key(context.prefix, unit), 'state', 'lost')
   redis.call('EXPIRE', unit_key(context.prefix, unit), 3600)

@@ -93,6 +93,17 @@ register('unit_issue', function(keys, args)
   return 'OK'
 end)
 
+-- args: term, unit id. Its trainer ends in order and has refused it: nothing of it ran there, nor will it, so
+-- that it has no part in this end of a trainer. It is given back with the next one.
+register('unit_not_run', function(keys, args)
+  local stale = stale_term(keys[1], args[1])
+  if stale then return stale end
+  local unit = unit_key(keys[1], args[2])
+  if redis.call('HGET', unit, 'state') ~= 'running' then return STALE end
+  redis.call('HSET', unit, 'not_run', '1')
+  return 'OK'
+end)
+
 local function closing_text(op, message)
   return op .. ' failed: ' .. message .. '; create a new model and restore from a checkpoint'
 end
