@@ -1,4 +1,4 @@
-"""Every command of docs/operate.md, by the real grpcurl, on a mesh with work in it."""
+"""Every command of docs/operate.md, upgrade.md and recovery.md, by the real grpcurl, on a mesh with work in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operate.md").read_text()
+ALSO = [(ROOT / "docs" / name).read_text() for name in ("upgrade.md", "recovery.md")]
 BLOCKS = [block for block in documented(PAGE) if not block.commands[0].startswith("export")]
+BLOCKS += [block for text in ALSO for block in documented(text)]
 TRAINER_ID = "trainer-double"
 EXAMPLE = {"sampler-smollm2-135m-instruct-127.0.0.1:7003": "sampler-double", "smollm2-135m-instruct": POOL}
 ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![0-9a-z])[0-9a-f]{12,64}\b")
