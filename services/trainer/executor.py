@@ -132,13 +132,14 @@ class Executor:
 
 
 def _log(unit: pb.Unit, outcome: pb.UnitOutcome) -> None:
-    """One line per unit, with the requests it packs as far as the unit names them."""
+    """One line per unit, with the requests it packs, in its order, and their slots, as far as the unit names them."""
     kind = unit.WhichOneof("work") or ""
     named = {"pass": getattr(unit, "pass").items, "optim": unit.optim.steps}.get(kind, ())
-    requests = dict.fromkeys(item.request_id for item in named)
+    requests = {item.request_id: item.slot for item in named}
     failed = f", failed: {outcome.failure.message}" if outcome.HasField("failure") else ""
     with logs.bind(request_id=" ".join(requests)):
-        log.info("%s: %.3f s%s", kind, outcome.execute_seconds, failed)
+        fields = {"slots": list(requests.values())} if requests else {}
+        log.info("%s: %.3f s%s", kind, outcome.execute_seconds, failed, extra={"fields": fields})
 
 
 def _check_meta(unit: pb.Unit, destination: Destination, commands: SlotCommands) -> None:

@@ -2,8 +2,8 @@
 
     python -m tests.chaos.real --histories 20 [--first 1] [--seconds 170]     goes on where it was cut off
 
-Each history is played twice on one mesh: calm, then with its faults. The same answers are demanded: bitwise, or
-within the design's tolerances where a restored model's commands were packed otherwise than before. Results:
+Each history is played twice on one mesh: calm, then with its faults. The same answers are demanded: bitwise where
+a model's commands were computed in the same company (`demanded`), within the design's tolerances elsewhere. Results:
 one JSON line per history in <out>/results.jsonl.
 """
 
@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.companies import companies
 from tests.chaos.compare import Comparison, compare
 from tests.chaos.faults import Happened, Storm, everything_up
 from tests.chaos.history import STOP_SECONDS, Fault, History, ModelPlan, make
@@ -75,11 +76,14 @@ def verdict(mesh: RealChaosMesh, seed: int) -> dict[str, Any]:
     calm, found, _ = asyncio.run(play(mesh, history.calm()))
     undisturbed = time.monotonic() - began
     stormy, more, storm = asyncio.run(play(mesh, history))
-    told: Comparison = compare(calm, stormy, mesh.settings.store)
+    log = mesh.logs("trainer")
+    together = companies(calm, log), companies(stormy, log)
+    told: Comparison = compare(calm, stormy, mesh.settings.store, together)
     return {
         "seed": seed,
         "violations": [*(f"calm: {text}" for text in found), *more, *told.violations],
         "bitwise": told.bitwise,
+        "demanded": told.demanded,
         "within": told.within,
         "largest": told.largest,
         "calm_seconds": round(undisturbed, 1),
