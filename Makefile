@@ -23,7 +23,7 @@ PYTEST_ARGS ?=
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos soak sdk-venvs sdk-matrix cookbook chart-helm chart-test images podman-test clean
+.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos soak sdk-venvs sdk-matrix cookbook chart-helm prometheus chart-test images podman-test clean
 
 help:
 	@sed -n 's/^#  *make/make/p' Makefile
@@ -81,6 +81,10 @@ cookbook: install
 chart-helm: install
 	@$(BIN)/python tools/chart_tools.py || echo "helm could not be fetched"
 
+# Prometheus itself (60 MB), Debian's. Without it the tests of alerts and dashboard are skipped, saying so.
+prometheus: install
+	@$(BIN)/python tools/prometheus_tool.py || echo "prometheus could not be fetched"
+
 # The same tests with kubernetes-validate and checkov (another 400 MB), and nothing skipped.
 chart-test: install
 	$(BIN)/python tools/chart_tools.py --validators
@@ -103,7 +107,7 @@ images:
 podman-test: chart-helm
 	$(BIN)/python -m pytest -v -m podman tests/podman $(PYTEST_ARGS)
 
-test: lint protos-check sdk-venvs chart-helm
+test: lint protos-check sdk-venvs chart-helm prometheus
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # Everything that starts neither vLLM nor Megatron processes.

@@ -251,6 +251,20 @@ def redis() -> Schema:
     )
 
 
+def metrics() -> Schema:
+    made = {"create": one_of("auto", "always", "never"), "labels": MAP}
+    interval = {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"}
+    return closed(
+        {
+            "enabled": FLAG,
+            "port": integer(1024, 65535),
+            "serviceMonitor": closed({**made, "interval": interval}),
+            "prometheusRule": closed(made),
+            "dashboard": closed({"enabled": FLAG, "labels": MAP, "annotations": MAP}),
+        }
+    )
+
+
 def values() -> Schema:
     key = {**closed({"tenantId": {**TEXT, "minLength": 1}, "label": TEXT}), "required": ["tenantId"]}
     own = {
@@ -299,7 +313,7 @@ def values() -> Schema:
         },
         "poolDefaults": {"$ref": "#/$defs/pool"},
         "singleNode": closed({"gpus": integer(0), "hostname": TEXT}),
-        "networkPolicy": closed({"enabled": FLAG, "gatewayFrom": LIST, "operatorsFrom": LIST}),
+        "networkPolicy": closed({"enabled": FLAG, "gatewayFrom": LIST, "operatorsFrom": LIST, "metricsFrom": LIST}),
         "tls": closed(
             {
                 "enabled": FLAG,
@@ -315,6 +329,7 @@ def values() -> Schema:
                 ),
             }
         ),
+        "metrics": metrics(),
         "tracing": closed({"endpoint": {"type": "string", "pattern": "^(https?://.+)?$"}}),
         "jaeger": closed({"enabled": FLAG, "image": image(tagged=True), "resources": pod()["resources"]}),
         "test": closed({"enabled": FLAG, "pool": TEXT, "timeoutSeconds": integer(10)}),

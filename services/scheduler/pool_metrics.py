@@ -159,9 +159,10 @@ class PoolMetrics:
                 try:
                     await self._look(pool, due)
                     missed = 0
-                except Unavailable as error:
+                except Exception as error:  # noqa: BLE001 - a leader's term must not end for want of its metrics
                     missed += 1
-                    log.debug("pool %s: its metrics are not read: %s", pool, error)
+                    level = logging.DEBUG if isinstance(error, Unavailable) else logging.ERROR
+                    log.log(level, "pool %s: its metrics are not read: %s", pool, error, exc_info=level > logging.DEBUG)
                     if missed >= FORGET_LOOKS:
                         self._shelf.forget(pool)
                 await asyncio.sleep(LOOK_SECONDS)

@@ -179,6 +179,7 @@ ISSUED = {"tls": {"certManager": {"issuer": "mesh"}}}
 TLS = {"tls": {"enabled": True, "certManager": {"issuer": "mesh"}}}
 TLS_ON = {"tls": {"enabled": True}}
 TLS_VOLUME = {"name": "tls", "secret": {"secretName": "mine", "defaultMode": 0o440}}
+MONITORED = {"metrics": {"serviceMonitor": {"create": "always"}, "prometheusRule": {"create": "always"}}}
 JAEGER = {"jaeger": {"enabled": True}}
 TWO_SAMPLERS = {"pools": {"p": {"samplers": {"both": {"replicas": 2}}}}}
 SCALED_SAMPLERS = {"pools": {"p": {"samplers": {"both": {"replicas": 3}}}}}
@@ -326,6 +327,17 @@ AROUND = [
     Switch("networkPolicy.enabled", False, "NetworkPolicy/scheduler:", False),
     Switch("networkPolicy.gatewayFrom", PEERS, "NetworkPolicy/gateway:spec.ingress.0.from", contains(PEERS[0])),
     Switch("networkPolicy.operatorsFrom", PEERS, "NetworkPolicy/trainer:spec.ingress.0.from", contains(PEERS[0])),
+    Switch("networkPolicy.metricsFrom", PEERS, "NetworkPolicy/sampler:spec.ingress.1.from", PEERS),
+    Switch("metrics.enabled", False, "Service/gateway-metrics:", False),
+    Switch("metrics.port", 9999, "ConfigMap/trainer-p:data.TINKERMESH_TRAINER_METRICS_LISTEN", "0.0.0.0:9999"),
+    Switch("metrics.serviceMonitor.create", "always", "ServiceMonitor/:", True),
+    Switch("metrics.serviceMonitor.interval", "7s", "ServiceMonitor/:spec.endpoints.0.interval", "7s", MONITORED),
+    Switch("metrics.serviceMonitor.labels", LABEL, "ServiceMonitor/:metadata.labels", contains(LABEL), MONITORED),
+    Switch("metrics.prometheusRule.create", "always", "PrometheusRule/:", True),
+    Switch("metrics.prometheusRule.labels", LABEL, "PrometheusRule/:metadata.labels", contains(LABEL), MONITORED),
+    Switch("metrics.dashboard.enabled", False, "ConfigMap/dashboard:", False),
+    Switch("metrics.dashboard.labels", LABEL, "ConfigMap/dashboard:metadata.labels", contains(LABEL)),
+    Switch("metrics.dashboard.annotations", LABEL, "ConfigMap/dashboard:metadata.annotations", LABEL),
     Switch("tls.enabled", True, f"{SAMPLER}:{FIRST}.readinessProbe.exec.command.2", "services.common.probe", ISSUED),
     Switch(
         "tls.existingSecret",

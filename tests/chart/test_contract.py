@@ -126,9 +126,10 @@ def test_services_find_each_other_by_names_the_chart_makes() -> None:
 def test_ports_are_the_ones_the_services_listen_on() -> None:
     rendered = render(BASE)
     for service, (_, key) in WHERE.items():
-        port = int(settings_of(rendered, service, key).listen.rpartition(":")[2])
+        read = settings_of(rendered, service, key)
+        ports = [int(listen.rpartition(":")[2]) for listen in (read.listen, read.metrics_listen)]
         container = rendered.get(key)["spec"]["template"]["spec"]["containers"][0]  # type: ignore[index]
-        assert [p["containerPort"] for p in container["ports"]] == [port]
+        assert [p["containerPort"] for p in container["ports"]] == ports
 
 
 def test_engine_settings_pass_the_services_own_checks() -> None:

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from tests.chart.helm import EXAMPLES, FULLNAME, Object, Rendered, at, example, merged, render, validator
-from tests.chart.switches import BASE, DIGEST, GATEWAY_HPA, GATEWAY_KEDA, INGRESS, NODES, ROUTE, TLS
+from tests.chart.switches import BASE, DIGEST, GATEWAY_HPA, GATEWAY_KEDA, INGRESS, MONITORED, NODES, ROUTE, TLS
 
 SERVERS = ["1.25", "1.33", "1.37"]
 CRDS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parent / "crds").glob("*.json")}
 LWS = at("pools.p.trainer.launcher", "leaderworkerset")
-EVERYTHING = merged(BASE, NODES, LWS, INGRESS, ROUTE, GATEWAY_KEDA, TLS, {"jaeger": {"enabled": True}})
+EVERYTHING = merged(BASE, NODES, LWS, INGRESS, ROUTE, GATEWAY_KEDA, TLS, MONITORED, {"jaeger": {"enabled": True}})
 RENDERINGS = {path.stem: example(path) for path in EXAMPLES} | {
     "defaults": {},
     "everything": EVERYTHING,

@@ -95,6 +95,19 @@ TINKERMESH_{{ upper $.service }}_{{ snakecase $field | upper }}: {{ include "tin
 {{- end }}
 {{- end -}}
 
+{{/* (dict "root" $ "service" "gateway"): where Prometheus scrapes it. */}}
+{{- define "tinkermesh.metricsSetting" -}}
+{{- if .root.Values.metrics.enabled }}
+TINKERMESH_{{ upper .service }}_METRICS_LISTEN: "0.0.0.0:{{ .root.Values.metrics.port | int }}"
+{{- end }}
+{{- end -}}
+
+{{- define "tinkermesh.metricsPort" -}}
+{{- if .Values.metrics.enabled }}
+- {name: metrics, containerPort: {{ .Values.metrics.port | int }}, protocol: TCP}
+{{- end }}
+{{- end -}}
+
 {{- define "tinkermesh.tlsMount" -}}
 {{- if .Values.tls.enabled }}
 - {name: tls, mountPath: /etc/tinkermesh/tls, readOnly: true}

@@ -5,6 +5,7 @@ TINKERMESH_TRAINER_TRAINER_ID: trainer-{{ $.poolName }}
 TINKERMESH_TRAINER_TP: {{ .tensorParallel | int | quote }}
 TINKERMESH_TRAINER_DP: {{ .dataParallel | int | quote }}
 {{ include "tinkermesh.poolSettings" (dict "root" $.root "name" $.poolName "pool" $.pool "service" "trainer" "threads" .settings.threads) }}
+{{- include "tinkermesh.metricsSetting" (dict "root" $.root "service" "trainer") }}
 {{- include "tinkermesh.settings" (dict "service" "trainer" "settings" .settings) }}
 {{- end }}
 {{- end -}}
@@ -81,6 +82,7 @@ spec:
         {{- end }}
       ports:
         - {name: grpc, containerPort: 7002, protocol: TCP}
+        {{- include "tinkermesh.metricsPort" $.root | nindent 8 }}
       {{- if eq (int .nodes) 1 }}
       {{- include "tinkermesh.grpcProbes" (dict "root" $.root "port" 7002 "startupSeconds" .startupSeconds) | nindent 6 }}
       {{- else if and $.leader (eq .launcher "leaderworkerset") }}
