@@ -68,13 +68,14 @@ end
 -- nil while the log has room. At its limit more than a step must not come in before something has left: `uncovered`
 -- while a durable point would cut it (one is due then, see note_durable), `window` when all of it belongs to the open
 -- gradient window, which nothing but a step ends.
-local function log_full(prefix, id)
-  local limit = tonumber(redis.call('HGET', prefix .. ':cell', 'log_limit') or 0)
-  if limit == 0 then return nil end
-  local row = prefix .. ':model:' .. id
-  local bytes, base_pos, barrier_pos = unpack(redis.call('HMGET', row, 'log_bytes', 'base_pos', 'barrier_pos'))
-  if tonumber(bytes or 0) < limit then return nil end
+local function log_full(limit, bytes, base_pos, barrier_pos)
+  if limit == 0 or tonumber(bytes or 0) < limit then return nil end
   return tonumber(barrier_pos or 0) > tonumber(base_pos or 0) and 'uncovered' or 'window'
+end
+
+-- Bytes; 0 = none.
+local function log_limit(prefix)
+  return tonumber(redis.call('HGET', prefix .. ':cell', 'log_limit') or 0)
 end
 
 -- The files go later: the sweeper reads this list.

@@ -102,8 +102,9 @@ local WINDOW_FULL = 'the open gradient window of this model holds as many bytes 
 
 -- What a queued command fails with in its turn, '' = it runs.
 local function problem_of(context, id, op, rejected)
-  if rejected == '' and op == 'forward_backward' and log_full(context.prefix, id) == 'window' then return WINDOW_FULL end
-  return rejected
+  if rejected ~= '' or op ~= 'forward_backward' then return rejected end
+  local sizes = redis.call('HMGET', model_row(context, id), 'log_bytes', 'base_pos', 'barrier_pos')
+  return log_full(log_limit(context.prefix), unpack(sizes, 1, 3)) == 'window' and WINDOW_FULL or ''
 end
 
 local function passed(state)

@@ -1,6 +1,6 @@
 -- What the pure core chooses from: models with issuable work, in one bounded read.
 
-local MODEL = { 'tenant', 'slot', 'load_number', 'next_seq', 'window_rejected', 'doomed' }
+local MODEL = { 'tenant', 'slot', 'load_number', 'next_seq', 'window_rejected', 'doomed', 'log_bytes', 'base_pos', 'barrier_pos' }
 local COMMAND = { 'op', 'seq', 'arrival', 'pack', 'datums', 'issued', 'rejected', 'group', 'state', 'tokens' }
 
 -- The unsettled commands from the head on: the run, or the one barrier. Bounded by `tokens`.
@@ -23,8 +23,8 @@ local function commands_of(prefix, id, next_seq, tokens, limit)
 end
 
 -- Those that may be issued now: at the limit of its log a model waits for the durable point that is due.
-local function issuable(prefix, id, commands)
-  if log_full(prefix, id) ~= 'uncovered' then return commands end
+local function issuable(commands, full)
+  if full ~= 'uncovered' then return commands end
   local found = {}
   for _, command in ipairs(commands) do
     if command[2] == 'forward_backward' then break end
@@ -33,10 +33,11 @@ local function issuable(prefix, id, commands)
   return found
 end
 
-local function model_view(prefix, id, tokens, limit)
-  local tenant, slot, load_number, next_seq, rejected, doomed = unpack(redis.call('HMGET', prefix .. ':model:' .. id, unpack(MODEL)))
+local function model_view(prefix, id, tokens, limit, most)
+  local row = redis.call('HMGET', prefix .. ':model:' .. id, unpack(MODEL))
+  local tenant, slot, load_number, next_seq, rejected, doomed = unpack(row, 1, 6)
   if not tenant or doomed == '1' then return nil end
-  local commands = issuable(prefix, id, commands_of(prefix, id, next_seq, tokens, limit))
+  local commands = issuable(commands_of(prefix, id, next_seq, tokens, limit), log_full(most, unpack(row, 7, 9)))
   return { id, tenant, slot, load_number, rejected, commands }
 end
 
@@ -136,13 +137,13 @@ register('train_view', function(keys, args)
   for index = 2, #slots, 2 do
     if slots[index] == '' then free = free + 1 end
   end
-  local models = {}
+  local models, most = {}, log_limit(prefix)
   for _, id in ipairs(redis.call('ZRANGE', prefix .. ':active', 0, -1)) do
-    table.insert(models, model_view(prefix, id, tokens, limit))
+    table.insert(models, model_view(prefix, id, tokens, limit, most))
   end
   if free > 0 then
     for _, id in ipairs(redis.call('ZRANGE', prefix .. ':creates', 0, free - 1)) do
-      table.insert(models, model_view(prefix, id, tokens, limit))
+      table.insert(models, model_view(prefix, id, tokens, limit, most))
     end
   end
   return { models, slots, redis.call('HGETALL', prefix .. ':served'), recovery_view(prefix, slots, free, now_ms()) }
