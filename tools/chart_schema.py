@@ -109,16 +109,18 @@ def pod(**more: Schema) -> dict[str, Schema]:
     }
 
 
-AUTOSCALING = closed(
-    {
-        "kind": one_of("none", "hpa", "keda"),
-        "minReplicas": integer(1),
-        "maxReplicas": integer(1),
-        "targetCPUUtilizationPercentage": integer(1, 100),
-        "metrics": LIST,
-        "triggers": {"type": "array", "items": {"type": "object", "required": ["type"]}},
-    }
-)
+AUTOSCALING: dict[str, Schema] = {
+    "kind": one_of("none", "hpa", "keda"),
+    "minReplicas": integer(1),
+    "maxReplicas": integer(1),
+    "targetCPUUtilizationPercentage": integer(1, 100),
+    "metrics": LIST,
+    "triggers": {"type": "array", "items": {"type": "object", "required": ["type"]}},
+}
+BY_QUEUE_AGE: dict[str, Schema] = {
+    "queueAgeSeconds": integer(0, 3600),
+    "prometheusUrl": {"type": "string", "pattern": "^(https?://.+)?$"},
+}
 BUDGET = closed({"enabled": FLAG, "maxUnavailable": integer(1)})
 SPREAD = closed(
     {"topologyKey": TEXT, "maxSkew": integer(1), "whenUnsatisfiable": one_of("ScheduleAnyway", "DoNotSchedule")}
@@ -158,7 +160,7 @@ def gateway() -> Schema:
                     "requestTimeout": {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){0,4}$"},
                 }
             ),
-            autoscaling=AUTOSCALING,
+            autoscaling=closed(AUTOSCALING),
             podDisruptionBudget=BUDGET,
             topologySpread=SPREAD,
             extraEnv=ENV,
@@ -207,7 +209,7 @@ def sampler() -> Schema:
             settings=settings("sampler"),
             startupSeconds=integer(10),
             sharedMemory=QUANTITY,
-            autoscaling=AUTOSCALING,
+            autoscaling=closed({**AUTOSCALING, **BY_QUEUE_AGE}),
             podDisruptionBudget=BUDGET,
             topologySpread=SPREAD,
             runtimeClassName=OBJECT_NAME,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chart.helm import Rendered
+from tests.chart.helm import Rendered, at, merged
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 PEPPER = "p" * 40
@@ -155,7 +155,7 @@ def _autoscaling(prefix: str, name: str, hpa: Mapping[str, Any], keda: Mapping[s
             55,
             hpa,
         ),
-        Switch(f"{prefix}.autoscaling.metrics", [metric], f"{own}:spec.metrics.1", metric, hpa),
+        Switch(f"{prefix}.autoscaling.metrics", [metric], f"{own}:spec.metrics", contains(metric), hpa),
         Switch(
             f"{prefix}.autoscaling.triggers",
             [{"type": "cpu"}],
@@ -181,6 +181,13 @@ TLS_ON = {"tls": {"enabled": True}}
 TLS_VOLUME = {"name": "tls", "secret": {"secretName": "mine", "defaultMode": 0o440}}
 MONITORED = {"metrics": {"serviceMonitor": {"create": "always"}, "prometheusRule": {"create": "always"}}}
 JAEGER = {"jaeger": {"enabled": True}}
+QUEUE_AGE = {
+    "metric": {
+        "name": "tinkermesh_pool_queue_age_seconds",
+        "selector": {"matchLabels": {"pool": "p", "path": "sample"}},
+    },
+    "target": {"type": "Value", "value": "20"},
+}
 TWO_SAMPLERS = {"pools": {"p": {"samplers": {"both": {"replicas": 2}}}}}
 SCALED_SAMPLERS = {"pools": {"p": {"samplers": {"both": {"replicas": 3}}}}}
 
@@ -317,6 +324,25 @@ POOLS = [
     Switch(f"{S}.sharedMemory", "3Gi", f"{SAMPLER}:{POD}.volumes.2.emptyDir.sizeLimit", "3Gi"),
     Switch(f"{S}.runtimeClassName", "nvidia", f"{SAMPLER}:{POD}.runtimeClassName", "nvidia"),
     *_autoscaling(S, "sampler-p", POOL_HPA, POOL_KEDA),
+    Switch(
+        f"{S}.autoscaling.queueAgeSeconds",
+        20,
+        "HorizontalPodAutoscaler/sampler-p:spec.metrics",
+        contains({"type": "External", "external": QUEUE_AGE}),
+        POOL_HPA,
+    ),
+    Switch(
+        f"{S}.autoscaling.prometheusUrl",
+        "http://p:9090",
+        "ScaledObject/sampler-p:spec.triggers.0.metadata",
+        {
+            "serverAddress": "http://p:9090",
+            "query": 'max(tinkermesh_pool_queue_age_seconds{pool="p",path="sample"})',
+            "threshold": "20",
+        },
+        merged(POOL_KEDA, at("pools.p.samplers.both.autoscaling.queueAgeSeconds", 20)),
+        at("pools.p.samplers.both.autoscaling.prometheusUrl", "http://elsewhere"),
+    ),
     *_budget(S, "sampler-p", SCALED_SAMPLERS),
     *_spread(S, SAMPLER),
     *_image(S, SAMPLER),

@@ -31,6 +31,11 @@ UNFIT: list[tuple[str, list[dict[str, Any]]]] = [
         "samplers.both.autoscaling.maxReplicas: 1 is below",
         [at(f"{S}.autoscaling", {"kind": "keda", "maxReplicas": 1, "triggers": TRIGGERS})],
     ),
+    (
+        "samplers.both.autoscaling.prometheusUrl: missing",
+        [at(f"{S}.autoscaling", {"kind": "keda", "queueAgeSeconds": 9})],
+    ),
+    ("samplers.both.autoscaling.queueAgeSeconds: autoscaling.kind", [at(f"{S}.autoscaling.queueAgeSeconds", 9)]),
     ("gateway.ingress.hosts", [at("gateway.ingress.enabled", True)]),
     ("gateway.httpRoute.parentRefs", [at("gateway.httpRoute.enabled", True)]),
     ("auth.existingSecret", [at("auth", {"existingSecret": "a", "pepper": "p" * 40})]),

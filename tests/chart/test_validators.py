@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.chart.helm import EXAMPLES, FULLNAME, Object, Rendered, at, example, merged, render, validator
+from tests.chart.helm import CHART, EXAMPLES, FULLNAME, Object, Rendered, at, example, merged, render, validator
 from tests.chart.switches import BASE, DIGEST, GATEWAY_HPA, GATEWAY_KEDA, INGRESS, MONITORED, NODES, ROUTE, TLS
 
 SERVERS = ["1.25", "1.33", "1.37"]
@@ -52,6 +52,27 @@ def test_every_object_is_valid_for_the_server(server: str, tmp_path: Path) -> No
     done = kubernetes_validate(server, files)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARN" not in done.stdout + done.stderr
+
+
+MANIFESTS = sorted((CHART / "examples" / "manifests").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_manifests_beside_the_examples_are_valid(server: str) -> None:
+    done = kubernetes_validate(server, MANIFESTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARN" not in done.stdout + done.stderr
+
+
+def test_the_store_on_s3_is_the_one_the_cluster_asks_for_and_acknowledges_nothing_early() -> None:
+    documents = [document for path in MANIFESTS for document in yaml.safe_load_all(path.read_text())]
+    by_kind = {document["kind"]: document for document in documents}
+    store, secret = by_kind["StorageClass"], by_kind["Secret"]
+    claim = render(RENDERINGS["cluster"]).get("PersistentVolumeClaim/store")
+    assert claim and claim["spec"]["storageClassName"] == store["metadata"]["name"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert set(store["parameters"].values()) == {secret["metadata"]["name"], secret["metadata"]["namespace"]}
+    assert not [option for option in store["mountOptions"] if option.startswith("writeback")]
 
 
 def test_the_validator_finds_what_is_wrong(tmp_path: Path) -> None:

@@ -95,8 +95,14 @@
 
 {{- define "tinkermesh.checkAutoscaling" -}}
 {{- with .values.autoscaling -}}
-{{- if and (eq .kind "keda") (not .triggers) -}}
+{{- if and (eq .kind "keda") (not .triggers) (not .queueAgeSeconds) -}}
 {{- fail (printf "%s.autoscaling.triggers: KEDA needs at least one" $.path) -}}
+{{- end -}}
+{{- if and (eq .kind "keda") .queueAgeSeconds (not .prometheusUrl) -}}
+{{- fail (printf "%s.autoscaling.prometheusUrl: missing; KEDA asks it for the queue's age" $.path) -}}
+{{- end -}}
+{{- if and (eq .kind "none") .queueAgeSeconds -}}
+{{- fail (printf "%s.autoscaling.queueAgeSeconds: autoscaling.kind is none; say hpa or keda" $.path) -}}
 {{- end -}}
 {{- if and (ne .kind "none") (lt (int .maxReplicas) (int .minReplicas)) -}}
 {{- fail (printf "%s.autoscaling.maxReplicas: %d is below minReplicas %d" $.path (int .maxReplicas) (int .minReplicas)) -}}
