@@ -10,6 +10,7 @@
 #   make redis       Redis killed, failing over, losing power; the contract on a cluster; ten minutes
 #   make soak        MINUTES=60 of random kills under the load of eight tenants
 #   make chart-test  the Helm chart with helm 3, helm 4 and all validators
+#   make kube-test   the chart's releases against a real Kubernetes API server
 #   make images      container images of the services, with docker, podman or buildah
 #   make bench       measure everything that docs/performance.md quotes
 
@@ -23,7 +24,7 @@ PYTEST_ARGS ?=
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos soak sdk-venvs sdk-matrix cookbook chart-helm prometheus chart-test images podman-test clean
+.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos soak sdk-venvs sdk-matrix cookbook chart-helm prometheus chart-test images podman-test kube-server kube-test clean
 
 help:
 	@sed -n 's/^#  *make/make/p' Makefile
@@ -106,6 +107,14 @@ images:
 # The chart's pods as real containers; needs root, podman and the images of `make images`.
 podman-test: chart-helm
 	$(BIN)/python -m pytest -v -m podman tests/podman $(PYTEST_ARGS)
+
+# A Kubernetes control plane, built from Debian 12's source package: a quarter of an hour, 3 GB; needs root and deb-src.
+kube-server: install
+	$(BIN)/python tools/kube_server.py
+
+# helm install, test, upgrade, rollback and uninstall against that control plane; a few minutes.
+kube-test: chart-helm
+	$(BIN)/python -m pytest -v -m kube tests/kube $(PYTEST_ARGS)
 
 test: lint protos-check sdk-venvs chart-helm prometheus
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
