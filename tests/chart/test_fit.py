@@ -84,4 +84,4 @@ def test_a_split_that_adds_up_is_taken() -> None:
     }
     rendered = render(merged(NODE, at("pools.qwen3-8b", split)))
     limits = rendered.get("StatefulSet/trainer-qwen3-8b")["spec"]["template"]["spec"]["containers"][0]["resources"]  # type: ignore[index]
-    assert limits["limits"]["nvidia.com/gpu"] == 6
+    assert limits["limits"]["nvidia.com/gpu"] == "6"

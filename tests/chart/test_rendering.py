@@ -46,6 +46,14 @@ def test_every_port_names_its_protocol(rendered: Rendered) -> None:
     assert ports and all(port["protocol"] == "TCP" for port in ports)
 
 
+def test_every_quantity_is_text(rendered: Rendered) -> None:
+    """As a number it fails a server-side apply on older servers; the real one of tests/kube says so."""
+    for owner, template in rendered.pod_templates().items():
+        for container in template["spec"]["containers"]:
+            for part in container["resources"].values():
+                assert all(isinstance(quantity, str) for quantity in part.values()), (owner, part)
+
+
 def test_services_select_the_pods_they_are_for(rendered: Rendered) -> None:
     labels = [template["metadata"]["labels"] for template in rendered.pod_templates().values()]
     for service in rendered.of_kind("Service"):

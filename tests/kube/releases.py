@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -115,6 +116,16 @@ class Namespace:
         )
 
 
+def claim_models(plane: ControlPlane, namespace: str) -> None:
+    """The claim `models` that the GPU examples expect, with its namespace."""
+    with contextlib.suppress(Refused):  # it is there since the test before
+        plane.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    plane.create(
+        f"/api/v1/namespaces/{namespace}/persistentvolumeclaims", {"metadata": {"name": "models"}, "spec": spec}
+    )
+
+
 def condition(item: Object, name: str) -> str:
     found = [entry["status"] for entry in item["status"].get("conditions", []) if entry["type"] == name]
     return str(found[0]) if found else ""
@@ -128,9 +139,9 @@ def component(item: Object) -> str:
     return str(item["metadata"]["labels"]["app.kubernetes.io/component"])
 
 
-def provide_volumes(plane: ControlPlane, name: str) -> None:
+def provide_volumes(plane: ControlPlane, name: str, many: int = 2) -> None:
     """What a provisioner would make for the claims of one release: store and Redis."""
-    for number in range(2):
+    for number in range(many):
         spec = {
             "capacity": {"storage": "1Ti"},
             "accessModes": ["ReadWriteOnce", "ReadWriteMany"],

@@ -12,7 +12,7 @@ from tests.chart.test_install_guide import INSTALLS, ROOT, after, words
 from tests.doubles.eventually import until
 from tests.kube.cluster import ControlPlane, Object
 from tests.kube.kubelet import Kubelet
-from tests.kube.releases import RELEASE, Namespace, provide_volumes
+from tests.kube.releases import RELEASE, Namespace, claim_models, provide_volumes
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
@@ -25,7 +25,8 @@ ONE_NODE = next(command for command in INSTALLS if "one-8-gpu-node" in command)
 @pytest.fixture
 def namespace(plane: ControlPlane, kubelet: Kubelet) -> Iterator[Namespace]:
     """The guide's namespace, which its commands make; emptied afterwards."""
-    provide_volumes(plane, f"guide-{next(NUMBERS)}")
+    provide_volumes(plane, f"guide-{next(NUMBERS)}", many=3)
+    claim_models(plane, "tinkermesh")
     found = Namespace(plane, "tinkermesh", any_helm(), "administrator")
     yield found
     found.done("uninstall", RELEASE, "--wait")

@@ -92,8 +92,22 @@ def test_a_trainer_is_replaced_when_its_settings_change(release: Namespace) -> N
     assert not before & identities(release.ready("trainer"))
 
 
+def test_what_an_autoscaler_has_set_stays_over_an_upgrade(release: Namespace) -> None:
+    """The controller gives it minReplicas, without any metrics; helm does not take them back while it is there."""
+    scaled = at("poolDefaults.samplers.both.autoscaling", {"kind": "hpa", "minReplicas": 2, "queueAgeSeconds": 10})
+    release.upgrade(values(POLLS, scaled))
+    until(lambda: len(release.ready("sampler")) == 2, SOON)
+    samplers = identities(release.ready("sampler"))
+    release.upgrade(values(POLLS, scaled, at("gateway.replicas", 3)))
+    assert len(release.ready("gateway")) == 3
+    assert identities(release.ready("sampler")) == samplers
+    release.upgrade(values(POLLS))
+    until(lambda: len(release.pods("sampler")) == 1 and len(release.pods("gateway")) == 2, SOON)
+
+
 def test_an_upgrade_that_never_gets_ready_fails_and_what_served_serves_on(release: Namespace) -> None:
     serving = identities(release.ready("gateway"))
+    assert len(serving) == 2
     arguments = ("upgrade", RELEASE, str(CHART), "--wait", "--timeout", "10s")
     done = release.run(*arguments, values=values(at("image.tag", "broken")))
     assert done.returncode != 0

@@ -155,11 +155,11 @@ exec:
 {{- end -}}
 {{- end -}}
 
-{{/* (dict "resources" map "gpus" 4) */}}
+{{/* (dict "resources" map "gpus" 4). A quantity is text: as a number older servers refuse it in a server-side apply. */}}
 {{- define "tinkermesh.resources" -}}
 {{- $resources := deepCopy .resources -}}
 {{- if .gpus -}}
-{{- $limits := merge (dict "nvidia.com/gpu" (.gpus | int)) ($resources.limits | default dict) -}}
+{{- $limits := merge (dict "nvidia.com/gpu" (.gpus | int | toString)) ($resources.limits | default dict) -}}
 {{- $resources = merge (dict "limits" $limits) $resources -}}
 {{- end -}}
 {{- toYaml $resources -}}
