@@ -20,6 +20,8 @@ from services.scheduler.tenancy.records import TENANT_CLASSES
 SCHEDULER = MetricSet("tinkermesh_scheduler")
 
 TRAIN, SAMPLE = "train", "sample"
+CAUSES = ("released", "superseded", "lost", "error")
+"""Why a term of leadership ended."""
 OPS = frozenset(op.value for op in Op)
 _SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 _TOKENS = (64.0, 256.0, 1024.0, 4096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0)
@@ -145,6 +147,8 @@ def refused_in_turn(pool: str, op: str) -> None:
 
 
 def pools_known(pools: Iterable[str]) -> None:
-    """So that a pool nobody leads is seen: its gauge is there from the first look on."""
+    """So that a pool nobody leads is seen: its series are there from the first look on."""
     for pool in pools:
         leading.labels(pool)
+        for cause in CAUSES:
+            terms_ended.labels(pool, cause)
