@@ -12,6 +12,7 @@ import typer
 
 from services.common.errors import InvalidInput
 from services.local import default_model, demo
+from services.local.cli_bench import bench
 from services.local.cli_catalog import checkpoints_app, runs_app
 from services.local.cli_doctor import doctor
 from services.local.cli_status import status
@@ -29,6 +30,7 @@ app.add_typer(checkpoints_app, name="checkpoints")
 app.command()(status)
 app.command()(tail)
 app.command()(doctor)
+app.command()(bench)
 
 ModelOption = Annotated[
     str,

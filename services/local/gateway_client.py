@@ -54,15 +54,15 @@ class GatewayClient:
 
     def get(self, path: str) -> Any:
         """The answer's JSON. Raises the error that its status stands for, Unavailable when nobody answers."""
-        return self._checked(*self.request("GET", path))
+        return self.checked(*self.request("GET", path))
 
     def post(self, path: str, body: Any) -> Any:
         """The same; every POST carries a key of its own, so one that is sent again takes effect once."""
-        return self._checked(*self.request("POST", path, body))
+        return self.checked(*self.request("POST", path, body))
 
     def delete(self, path: str) -> None:
         """Raises as `get`."""
-        self._checked(*self.request("DELETE", path))
+        self.checked(*self.request("DELETE", path))
 
     def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """HTTP status and decoded body, None for an empty one. Raises Unavailable when nobody answers."""
@@ -95,7 +95,8 @@ class GatewayClient:
         self.close()
         return Unavailable(f"the gateway at {self.base_url} does not answer: {error or type(error).__name__}")
 
-    def _checked(self, status: int, body: Any) -> Any:
+    def checked(self, status: int, body: Any) -> Any:
+        """`body`, or the error that `status` stands for."""
         if status < HTTPStatus.BAD_REQUEST:
             return body
         detail = body.get("detail") if isinstance(body, dict) else body

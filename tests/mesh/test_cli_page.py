@@ -37,10 +37,18 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
             yield made
 
 
+@pytest.fixture
+def idle(plain_mesh: MeshProcesses) -> Path:
+    """The state directory of a mesh with nothing to do."""
+    return plain_mesh.settings.state_dir
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_a_documented_command_prints_what_the_page_shows(block: Documented, page: Shown) -> None:
+def test_a_documented_command_prints_what_the_page_shows(block: Documented, page: Shown, idle: Path) -> None:
     (command,) = block.commands
     assert "tinkermesh " in command
+    if command.startswith("tinkermesh bench"):  # the page's own mesh holds its passes
+        command += f" --state-dir {idle}"
     done = run(command, page.replacements)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     if block.kind == "json":
