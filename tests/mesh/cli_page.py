@@ -6,19 +6,19 @@ import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tests.doubles.admin import timeline
+from tests.doubles.admin import samplers, timeline, trainers
 from tests.doubles.eventually import SOON, eventually
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import WireClient, batch
-from tests.mesh.busy import Busy
-from tests.mesh.main_path import adam, created, done, saved
+from tests.mesh.busy import submitted
+from tests.mesh.main_path import adam, base_sampler, created, done, sample, saved
 
 _WORDS = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d\.\d+)?", "TIME"),
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "UUID"),
-    (r"\b[0-9a-f]{12,}\b", "HEX"),
+    (r"(?<![0-9a-f])[0-9a-f]{12,}(?![0-9a-f])", "HEX"),
     (r"127\.0\.0\.1:\d+", "ADDRESS"),
     (r"/[\w./-]+", "DIRECTORY"),
     (r"\d[\d.,]*( (s|ms|min|h|B|KiB|MiB|GiB|TiB)\b|%)?(\+\w+)?", "N"),
@@ -26,27 +26,31 @@ _WORDS = (
 
 
 def shape(text: str) -> list[str]:
-    """Lines with ids, times, addresses, places and numbers replaced by their kind, and single blanks."""
+    """Lines with ids, times, addresses, places and numbers replaced by their kind, and single blanks.
+
+    Lines that are then alike count once: how many models or runs there are is not what a page promises.
+    """
     for pattern, word in _WORDS:
         text = re.sub(pattern, word, text)
-    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    return list(dict.fromkeys(" ".join(line.split()) for line in text.splitlines() if line.strip()))
 
 
 @dataclass(slots=True)
 class Shown:
     """What the commands of docs/cli.md name in capitals."""
 
-    busy: Busy
-    finished: str  # a request that is done
-    run: str
-    paths: list[str]
+    mesh: MeshProcesses
+    finished: str = ""  # a request that is done
+    failed: str = ""
+    run: str = ""
+    paths: list[str] = field(default_factory=list)
 
     @property
     def replacements(self) -> dict[str, str]:
-        addresses = self.busy.mesh.mesh.addresses
+        addresses = self.mesh.mesh.addresses
         return {
             "FINISHED_REQUEST": self.finished,
-            "FAILED_REQUEST": self.busy.failed,
+            "FAILED_REQUEST": self.failed,
             "RUN_ID": self.run,
             "CHECKPOINT": self.paths[-1],
             "127.0.0.1:7001": addresses.schedulers[0],
@@ -57,27 +61,46 @@ class Shown:
 
 @contextmanager
 def shown(mesh: MeshProcesses) -> Iterator[Shown]:
-    """A run with three checkpoints whose session has ended, and the work of `Busy`."""
-    finished, run, paths = asyncio.run(_trained(mesh))
-    with Busy.start(mesh) as busy:
-        asyncio.run(eventually(lambda: _delivered(mesh, finished, busy.failed), 3 * SOON))
-        yield Shown(busy, finished, run, paths)
+    """A run with three checkpoints whose session has ended; models that run, miss a command and have failed."""
+    made = Shown(mesh)
+    asyncio.run(_trained(made))
+    for engine, kind in (("trainer", "pass"), ("sampler", "sample")):
+        mesh.inject(engine, [{"kind": kind, "action": "hold_before", "times": 0}])
+    try:
+        asyncio.run(_working(made))
+        yield made
+    finally:
+        for engine in ("trainer", "sampler"):
+            mesh.inject(engine, [])
 
 
-async def _trained(mesh: MeshProcesses) -> tuple[str, str, list[str]]:
-    client = WireClient([mesh.base_url], mesh.api_key)
+async def _trained(made: Shown) -> None:
+    client = WireClient([made.mesh.base_url], made.mesh.api_key)
     session = await client.session()
-    model = await created(client, session)
-    sent = (await client.post("/forward_backward", batch(model, 1, seed=1))).json()["request_id"]
-    await client.future(sent)
+    made.run = model = await created(client, session)
+    made.finished = await submitted(client, "/forward_backward", batch(model, 1, seed=1))
+    await client.future(made.finished)
     await done(client, "/optim_step", adam(model, 2))
-    paths = [await saved(client, model, 3, "step-1"), await saved(client, model, 4, "draft")]
-    paths.append(await saved(client, model, 5, "old", "save_weights_for_sampler"))
+    made.paths = [await saved(client, model, 3, "step-1"), await saved(client, model, 4, "draft")]
+    made.paths.append(await saved(client, model, 5, "old", "save_weights_for_sampler"))
     await client.post(f"/sessions/{session}/finish", {"reason": {"type": "success"}, "detail": None})
     await client.close()
-    return str(sent), model, paths
 
 
-async def _delivered(mesh: MeshProcesses, *requests: str) -> bool:
-    """Their clients have the results; the mark of it comes a little later."""
-    return all(timeline(mesh.scheduler, request)[-1] == "delivered" for request in requests)
+async def _working(made: Shown) -> None:
+    client = WireClient([made.mesh.base_url], made.mesh.api_key)
+    session = await client.session()
+    running, gap, bad = [await created(client, session, number) for number in range(3)]
+    made.failed = await submitted(client, "/optim_step", adam(bad, 1, learning_rate="high"))
+    await client.future(made.failed)
+    await submitted(client, "/forward_backward", batch(running, 1, seed=1))
+    await submitted(client, "/optim_step", adam(running, 2))
+    await submitted(client, "/optim_step", adam(gap, 2))
+    await submitted(client, "/asample", sample(await base_sampler(client, session), 1, tokens=2))
+    await client.close()
+    scheduler = made.mesh.scheduler
+    await eventually(lambda: any(one.running_unit for one in trainers(scheduler)), 3 * SOON)
+    await eventually(lambda: any(one.in_flight for one in samplers(scheduler)), 3 * SOON)
+    await eventually(
+        lambda: all(timeline(scheduler, r)[-1] == "delivered" for r in (made.finished, made.failed)), 3 * SOON
+    )
