@@ -18,6 +18,8 @@ from tests.contract.trainer import hooked_engine
 from tests.contract.trainer.trainer_process import TrainerProcess
 from tests.doubles.fake_trainer import BASE_MODEL, POOL
 
+START_SECONDS = 240.0
+"""On a busy machine the imports alone have taken longer than a minute and a half."""
 HOOKED = f"{hooked_engine.__name__}:build"
 
 
@@ -46,7 +48,7 @@ class RealTrainerMesh(Mesh):
     async def start_trainer(self) -> None:
         variables = {hooked_engine.VARIABLE: str(self.hooks)}
         self.process = TrainerProcess(self.settings, **variables)
-        address = await self.process.address()
+        address = await self.process.address(START_SECONDS)
         async with grpc.aio.insecure_channel(address) as channel:
             told = await pb_grpc.TrainerStub(channel).Describe(trainer_pb2.DescribeTrainerRequest(), timeout=20)
         self.facts.CopyFrom(told.facts)
