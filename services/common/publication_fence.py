@@ -1,7 +1,8 @@
-"""Who may publish into a pool's part of the store: the trainer that was taken over last, nobody else.
+"""Who may publish what a cell of a pool saves: its trainer that was taken over last, nobody else.
 
-    <root>/fences/<pool>/<token>-<incarnation>            the highest token names the pool's trainer
+    <root>/fences/<pool>/<token>-<incarnation>            the highest token names the trainer of the pool's first cell
     <root>/fences/<pool>/_stage_<incarnation>_<unique>/   where that trainer prepares what it publishes
+    <root>/fences/<pool>@<cell>/                          the same of every other cell: none fences another
 
 A publication takes effect by a rename or link *out of* its trainer's stage. Raising the fence moves
 every other stage away and empties it, so from then on such a rename finds nothing to move: the
@@ -24,6 +25,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.cells import FIRST_CELL, cell_suffix
 from services.common.errors import StaleFence
 
 DIRECTORY = "fences"
@@ -34,7 +36,7 @@ _TOKEN_DIGITS = 20
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
-    """One takeover: `token` grows with every one of the pool."""
+    """One takeover: `token` grows with every one of the cell."""
 
     token: int
     incarnation: str
@@ -45,10 +47,10 @@ class Mark:
 
 
 class PublicationFence:
-    """The fence of one pool as one life of a trainer sees it; safe to use from several threads."""
+    """The fence of one cell as one life of a trainer sees it; safe to use from several threads."""
 
-    def __init__(self, root: Path, pool: str, incarnation: str) -> None:
-        self._directory = root / DIRECTORY / pool
+    def __init__(self, root: Path, pool: str, incarnation: str, cell: str = FIRST_CELL) -> None:
+        self._directory = root / DIRECTORY / f"{pool}{cell_suffix(cell, '@')}"
         self._pool = pool
         self.incarnation = incarnation
         self._lock = threading.Lock()
@@ -63,6 +65,15 @@ class PublicationFence:
             self._check(mine)
             if self._stage is None or not self._stage.is_dir():
                 self._stage = self._new_stage(mine)
+            self._clear(mine)
+
+    def close_at(self, token: int) -> None:
+        """From here on nobody publishes until the next takeover. Raises as `raise_to`."""
+        mine = Mark(token, self.incarnation)
+        with self._lock:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            (self._directory / mine.name).touch()
+            self._check(mine)
             self._clear(mine)
 
     def stage(self) -> Path | None:

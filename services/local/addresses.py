@@ -13,7 +13,7 @@ from services.local.settings import LocalSettings
 
 QUIET_PORTS = range(20_000, 32_000)
 ATTEMPTS = 50
-REPLICA_STEP = 10  # further schedulers listen on 7011, 7021, ...
+REPLICA_STEP = 10  # further schedulers listen on 7011, 7021, ..., further trainers on 7012, ...
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"
 _given: set[int] = set()
@@ -29,7 +29,7 @@ class Addresses:
     gateway: socket.socket
     redis: str
     schedulers: tuple[str, ...]
-    trainer: str
+    trainers: tuple[str, ...]
     sampler: str
     metrics: Mapping[str, str] = field(default_factory=dict)
     """Where each service is scraped, by the name of its process."""
@@ -48,7 +48,7 @@ def reserve(settings: LocalSettings) -> Addresses:
         gateway=listen(settings.host, settings.port),
         redis=_free(settings.redis_port, "--redis-port"),
         schedulers=tuple(_free(port, "--scheduler-port") for port in _scheduler_ports(settings)),
-        trainer=_free(settings.trainer_port, "--trainer-port"),
+        trainers=tuple(_free(port, "--trainer-port") for port in _trainer_ports(settings)),
         sampler=_free(settings.sampler_port, "--sampler-port"),
         metrics={name: f"{LOOPBACK}:{free_port()}" for name in _scraped(settings)} if settings.metrics else {},
     )
@@ -66,7 +66,7 @@ def _check_free(settings: LocalSettings) -> None:
         (settings.host, settings.port, "--port"),
         (LOOPBACK, settings.redis_port, "--redis-port"),
         *((LOOPBACK, port, "--scheduler-port") for port in _scheduler_ports(settings)),
-        (LOOPBACK, settings.trainer_port, "--trainer-port"),
+        *((LOOPBACK, port, "--trainer-port") for port in _trainer_ports(settings)),
         (LOOPBACK, settings.sampler_port, "--sampler-port"),
     ]
     refused: dict[str, str] = {}
@@ -84,8 +84,15 @@ def _check_free(settings: LocalSettings) -> None:
 
 
 def _scheduler_ports(settings: LocalSettings) -> list[int]:
-    first = settings.scheduler_port
-    return [first + n * REPLICA_STEP if first else 0 for n in range(settings.schedulers)]
+    return _ports(settings.scheduler_port, settings.schedulers)
+
+
+def _trainer_ports(settings: LocalSettings) -> list[int]:
+    return _ports(settings.trainer_port, settings.trainers)
+
+
+def _ports(first: int, count: int) -> list[int]:
+    return [first + n * REPLICA_STEP if first else 0 for n in range(count)]
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -100,6 +100,12 @@ def up(
     schedulers: Annotated[
         int, typer.Option(min=1, max=16, help="Scheduler processes, at --scheduler-port and 10, 20 ... above it")
     ] = 1,
+    trainers: Annotated[
+        int,
+        typer.Option(
+            min=1, max=16, help="Trainer processes, each with --slots, at --trainer-port and 10, 20 ... above"
+        ),
+    ] = 1,
     durability: Annotated[
         Durability,
         typer.Option(
@@ -118,7 +124,7 @@ def up(
     port: Annotated[int, _port("the gateway, where clients connect")] = 8000,
     redis_port: Annotated[int, _port("Redis")] = 7000,
     scheduler_port: Annotated[int, _port("the first scheduler, which operators use too")] = 7001,
-    trainer_port: Annotated[int, _port("the trainer")] = 7002,
+    trainer_port: Annotated[int, _port("the first trainer")] = 7002,
     sampler_port: Annotated[int, _port("the sampler")] = 7003,
 ) -> None:
     """Run the whole mesh on this machine until Ctrl-C, and show what points a client at it."""
@@ -128,7 +134,7 @@ def up(
             max_rank=max_rank,
             max_context=max_context, sampler=sampler, gateways=gateways, schedulers=schedulers, host=host, port=port,
             redis_port=redis_port, scheduler_port=scheduler_port, trainer_port=trainer_port, sampler_port=sampler_port,
-            durability=durability, redis_memory=redis_memory, metrics=metrics,
+            durability=durability, redis_memory=redis_memory, metrics=metrics, trainers=trainers,
         )  # fmt: skip
         code = asyncio.run(run_mesh(settings, console))
     raise typer.Exit(code)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from services.common.cells import cell_suffix
 from services.local.addresses import Addresses
 from services.local.settings import LocalSettings
 from services.local.spec import ChildSpec, Readiness, Stage, StopRank
@@ -20,8 +21,9 @@ TRAINER_STOP_SECONDS = 75.0  # more than its own limit (60 s) for publishing the
 
 
 def plan(settings: LocalSettings, addresses: Addresses) -> list[ChildSpec]:
-    engines = [trainer(settings, addresses), *([sampler(settings, addresses)] if settings.sampler else [])]
-    return [*control_plane(settings, addresses), *engines]
+    trainers = [trainer(settings, addresses, n) for n in range(settings.trainers)]
+    samplers = [sampler(settings, addresses)] if settings.sampler else []
+    return [*control_plane(settings, addresses), *trainers, *samplers]
 
 
 def control_plane(settings: LocalSettings, addresses: Addresses) -> list[ChildSpec]:
@@ -100,18 +102,21 @@ def gateway(settings: LocalSettings, addresses: Addresses, number: int) -> Child
     )
 
 
-def trainer(settings: LocalSettings, addresses: Addresses) -> ChildSpec:
-    own = {"listen": addresses.trainer, "slots": settings.slots}
-    return _engine(settings, addresses, "trainer", StopRank.TRAINER, own, stop_seconds=TRAINER_STOP_SECONDS)
+def trainer(settings: LocalSettings, addresses: Addresses, number: int) -> ChildSpec:
+    own = {"listen": addresses.trainers[number], "slots": settings.slots, "cell": str(number)}
+    name = f"trainer{cell_suffix(str(number), '-')}"
+    return _engine(settings, addresses, "trainer", name, StopRank.TRAINER, own, stop_seconds=TRAINER_STOP_SECONDS)
 
 
 def sampler(settings: LocalSettings, addresses: Addresses) -> ChildSpec:
-    return _engine(settings, addresses, "sampler", StopRank.SAMPLER, {"listen": addresses.sampler}, stop_seconds=30.0)
+    own = {"listen": addresses.sampler}
+    return _engine(settings, addresses, "sampler", "sampler", StopRank.SAMPLER, own, stop_seconds=30.0)
 
 
 def _engine(
     settings: LocalSettings,
     addresses: Addresses,
+    service: str,
     name: str,
     stop_rank: StopRank,
     own: Mapping[str, object],
@@ -120,10 +125,10 @@ def _engine(
 ) -> ChildSpec:
     """A trainer or sampler; `own` are the settings it does not share with the other."""
     places = {"port_file": _port_file(settings, name), "metrics_listen": addresses.metrics.get(name, "")}
-    variables = _variables(name, **_pool(settings, addresses), **own, **places)
+    variables = _variables(service, **_pool(settings, addresses), **own, **places)
     return ChildSpec(
         name=name,
-        command=_service(name),
+        command=_service(service),
         address=str(own["listen"]),
         stage=Stage.ENGINES,
         stop_rank=stop_rank,

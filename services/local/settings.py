@@ -26,6 +26,7 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True):
     sampler_port: int = 7003
     gateways: int = 1
     schedulers: int = 1
+    trainers: int = 1
     slots: int = 8
     max_rank: int = 32
     max_context: int = 2048

@@ -85,7 +85,9 @@ class Admin(admin_pb2_grpc.AdminServicer):
                     address=member.trainer().address,
                     seen_ms_ago=member.seen_ms_ago,
                     draining=member.draining,
-                    running_unit=" ".join(unit for unit in sorted(running)),
+                    running_unit=" ".join(unit for unit, whose in running if whose == member.incarnation),
+                    cell=member.cell,
+                    models=len(await self._overview.models_of(pool, member.cell)),
                 )
         return reply
 
@@ -110,12 +112,14 @@ class Admin(admin_pb2_grpc.AdminServicer):
         reply = pb.ListSlotsReply()
         for pool in await self._pools(request.pool):
             slots = [
-                slot_report(pool, int(slot), holder) for slot, holder in (await self._overview.slots(pool)).items()
+                slot_report(pool, cell, int(slot), holder)
+                for cell in await self._overview.cells(pool)
+                for slot, holder in (await self._overview.slots(pool, cell)).items()
             ]
             models = await self._overview.models(pool, [slot.model_id for slot in slots], ("tenant",))
             for slot, model in zip(slots, models, strict=True):
                 slot.tenant_id = model["tenant"]
-            reply.slots.extend(sorted(slots, key=lambda slot: slot.slot))
+            reply.slots.extend(sorted(slots, key=lambda slot: (slot.cell, slot.slot)))
         return reply
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsReply:
@@ -226,7 +230,9 @@ class Admin(admin_pb2_grpc.AdminServicer):
     async def _pool(self, pool: str) -> pb.AdminPool:
         facts = await self._registry.facts(pool)
         lease, counters = await self._overview.lease(pool), await self._overview.counters(pool)
-        held = sum(1 for holder in (await self._overview.slots(pool)).values() if holder)
+        cells = await self._overview.cells(pool)
+        slots = [await self._overview.slots(pool, cell) for cell in cells]
+        held = sum(1 for holders in slots for holder in holders.values() if holder)
         unseated, recovering = await self._overview.recovery(pool)
         expired = int(lease.get("expires_ms", 0)) <= await self._overview.now_ms()
         return pb.AdminPool(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tinkermesh.v1 import admin_pb2 as pb
 
+from services.common.cells import FIRST_CELL
 from services.common.ids import ModelId, is_session_id
 from services.scheduler.operations.paging import no_cursor
 from services.scheduler.store.overview import Row
@@ -34,6 +35,7 @@ RECOVERY_TOTALS = (
     "durables_total",
     "durable_failures_total",
     "pages_total",
+    "moved_total",
 )
 MODEL_FIELDS = (
     "tenant",
@@ -46,17 +48,18 @@ MODEL_FIELDS = (
     "log_end",
     "log_bytes",
     "steps_since",
+    "cell",
 )
 
 
-def slot_report(pool: str, slot: int, holder: str) -> pb.SlotReport:
+def slot_report(pool: str, cell: str, slot: int, holder: str) -> pb.SlotReport:
     """`holder` is "", a model id, ``unload:<model id>`` or ``quarantine:<model id>``."""
     what, _, model_id = holder.partition(":")
     if what == "quarantine":
-        return pb.SlotReport(pool=pool, slot=slot, state="quarantined", model_id=model_id)
+        return pb.SlotReport(pool=pool, cell=cell, slot=slot, state="quarantined", model_id=model_id)
     if what == "unload":
-        return pb.SlotReport(pool=pool, slot=slot, state="held", model_id=model_id)
-    return pb.SlotReport(pool=pool, slot=slot, state="held" if holder else "free", model_id=holder)
+        return pb.SlotReport(pool=pool, cell=cell, slot=slot, state="held", model_id=model_id)
+    return pb.SlotReport(pool=pool, cell=cell, slot=slot, state="held" if holder else "free", model_id=holder)
 
 
 def future_report(row: Row, now_ms: int) -> pb.FutureReport:
@@ -161,4 +164,5 @@ def model_report(pool: str, model_id: str, row: Row, depth: int) -> pb.ModelRepo
         steps_since=max(0, _number(row["steps_since"])),
         base=str(json.loads(row["base"]).get("kind", "")) if row["base"] else "",
         depth=depth,
+        cell=row["cell"] or FIRST_CELL,
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import UnknownId
 from services.scheduler.briefly import Briefly
+from services.scheduler.ports import CellTrainer
 from services.scheduler.store.notices import Notices
 from services.scheduler.store.registry import Kind, Member, RegistryStore
 
@@ -39,16 +42,19 @@ class Directory:
         alive = [member for member in members if member.seen_ms_ago <= self._valid_ms]
         return sorted(alive, key=lambda member: (member.since_ms, member.member_id))
 
-    async def trainer(self, pool: str) -> pb.RegisterTrainerRequest | None:
-        ready = [member for member in await self.live(pool, "trainers") if not member.draining]
-        return ready[0].trainer() if ready else None
+    async def cells(self, pool: str) -> Mapping[str, CellTrainer]:
+        """Each with its longest-standing trainer."""
+        found = {member.cell: CellTrainer() for member in await self._members_of(pool, "trainers").get()}
+        for member in reversed(await self.live(pool, "trainers")):
+            here = found[member.cell]
+            if member.draining:
+                found[member.cell] = CellTrainer(here.serving, member.trainer())
+            else:
+                found[member.cell] = CellTrainer(member.trainer(), here.drained)
+        return found
 
-    async def draining(self, pool: str) -> bool:
-        alive = await self.live(pool, "trainers")
-        return bool(alive) and all(member.draining for member in alive)
-
-    async def replaced(self, pool: str, incarnation: str) -> bool:
-        alive = await self.live(pool, "trainers")
+    async def replaced(self, pool: str, cell: str, incarnation: str) -> bool:
+        alive = [member for member in await self.live(pool, "trainers") if member.cell == cell]
         return bool(alive) and all(member.incarnation != incarnation for member in alive)
 
     async def samplers(self, pool: str) -> list[pb.RegisterSamplerRequest]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from tinkermesh.v1 import scheduler_pb2 as pb
@@ -58,17 +60,27 @@ class LeaderTask(Protocol):
         ...
 
 
-class TrainerDirectory(Protocol):
-    """Which trainer serves a pool now."""
+@dataclass(frozen=True, slots=True)
+class CellTrainer:
+    """The trainer of a cell: `serving` is alive and not drained; `drained` is one that is alive and gets no unit."""
 
-    async def trainer(self, pool: str) -> pb.RegisterTrainerRequest | None:
-        """The live, not draining trainer of `pool`, or None."""
+    serving: pb.RegisterTrainerRequest | None = None
+    drained: pb.RegisterTrainerRequest | None = None
+
+    @property
+    def any(self) -> pb.RegisterTrainerRequest | None:
+        return self.serving or self.drained
+
+
+class TrainerDirectory(Protocol):
+    """Which trainers serve a pool now."""
+
+    async def cells(self, pool: str) -> Mapping[str, CellTrainer]:
+        """Cells with a trainer that is alive, or was a while ago."""
         ...
 
-    async def draining(self, pool: str) -> bool: ...
-
-    async def replaced(self, pool: str, incarnation: str) -> bool:
-        """Whether others are alive and this one is not: nothing is to be expected of it."""
+    async def replaced(self, pool: str, cell: str, incarnation: str) -> bool:
+        """Whether others of the cell are alive and this one is not: nothing is to be expected of it."""
         ...
 
     async def facts(self, pool: str) -> types.PoolFacts:

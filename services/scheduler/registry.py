@@ -10,6 +10,7 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import scheduler_pb2_grpc
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common.cells import FIRST_CELL, is_cell_name
 from services.common.errors import InvalidInput, Unavailable, UnknownId
 from services.common.grpc_boundary import Context
 from services.scheduler.directory import Directory
@@ -41,9 +42,12 @@ class Registry(scheduler_pb2_grpc.RegistryServicer):
 
     async def RegisterTrainer(self, request: pb.RegisterTrainerRequest, context: Context) -> pb.RegisterReply:
         _check_member("trainer_id", request.trainer_id, request)
+        cell = request.cell or FIRST_CELL
+        if not is_cell_name(cell):
+            raise InvalidInput(f"cell: {cell[:80]!r} is not the name of a cell (a-z 0-9 -, at most 63)")
         if await self._known(request.facts.pool) != request.facts:
             await self._agree(request.facts.pool, lambda pool: self._trainer_facts(pool, request))
-        return await self._renew("trainers", request.trainer_id, request)
+        return await self._renew("trainers", request.trainer_id, request, cell)
 
     async def RegisterSampler(self, request: pb.RegisterSamplerRequest, context: Context) -> pb.RegisterReply:
         _check_member("sampler_id", request.sampler_id, request)
@@ -93,9 +97,9 @@ class Registry(scheduler_pb2_grpc.RegistryServicer):
         check_context(current, request.facts, who)
         return current
 
-    async def _renew(self, kind: Kind, member_id: str, request: Registration) -> pb.RegisterReply:
+    async def _renew(self, kind: Kind, member_id: str, request: Registration, cell: str = "") -> pb.RegisterReply:
         text = json_format.MessageToJson(request, indent=None)
-        fresh = await self._store.renew(request.facts.pool, kind, member_id, request.incarnation, text)
+        fresh = await self._store.renew(request.facts.pool, kind, member_id, request.incarnation, text, cell)
         if fresh:
             self._directory.refresh(request.facts.pool)
             log.info("%s %s joined pool %s at %s", kind[:-1], member_id, request.facts.pool, request.address)

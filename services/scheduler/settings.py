@@ -48,6 +48,7 @@ class Settings(ServiceSettings, frozen=True):
     log_limit_mib: int = 1024  # with so much in its log a model waits, or must step; 0 = no limit
     durable_idle_seconds: float = 60.0  # a model that rests is covered so long after its last unit; 0 = it is not
     poison_deaths: int = 2  # a command that stopped the trainer so often is not run again
+    cell_lost_seconds: float = 120.0  # then others of the pool take the models of a trainer that is away; 0 = never
     paging: bool = True  # idle models give up their slots to others that need one
     page_idle_seconds: float = 0.2
     page_after_seconds: float = 2.0  # when all are busy somebody who waited so long gets a slot all the same

@@ -16,6 +16,7 @@ from types import FrameType
 import torch
 from tinkermesh.v1.types_pb2 import PoolFacts
 
+from services.common.cells import cell_suffix
 from services.common.errors import InvalidInput, StaleFence, Unavailable
 from services.common.metrics_server import serving
 from services.common.publication_fence import PublicationFence
@@ -156,7 +157,9 @@ class Leader:
         self._ranks = ranks
         self._commands = commands
         self._fence = Fence(uuid.uuid4().hex)
-        self._publications = PublicationFence(Path(settings.store_root), facts.pool, self._fence.incarnation)
+        self._publications = PublicationFence(
+            Path(settings.store_root), facts.pool, self._fence.incarnation, settings.cell
+        )
         self._records = UnitRecords()
         self._thread = ServiceThread(self._failed)
         self._writer = ArtifactWriter(
@@ -173,7 +176,8 @@ class Leader:
         metrics.watching(table.states, table.unclean, lambda: writer.waiting, settings.max_pending_artifacts)
         if torch.cuda.is_available():
             metrics.watching_device(torch.cuda.memory_allocated, torch.cuda.memory_reserved)
-        self._identity = Identity(settings.trainer_id or f"trainer-{facts.pool}", facts, ranks.control.world)
+        name = settings.trainer_id or f"trainer-{facts.pool}{cell_suffix(settings.cell, '-')}"
+        self._identity = Identity(name, facts, ranks.control.world)
         self._service = TrainerService(
             self._identity,
             self._fence,

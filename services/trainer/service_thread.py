@@ -70,7 +70,11 @@ class ServiceThread:
         address = settings.advertised(port)
         if settings.scheduler_targets:
             request = scheduler_pb2.RegisterTrainerRequest(
-                trainer_id=identity.trainer_id, incarnation=incarnation, address=address, facts=identity.facts
+                trainer_id=identity.trainer_id,
+                incarnation=incarnation,
+                address=address,
+                facts=identity.facts,
+                cell=settings.cell,
             )
             self._registration = asyncio.create_task(keep_registered(settings.scheduler_targets, request))
             self._registration.add_done_callback(self._registration_ended)

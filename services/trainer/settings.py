@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.common.cells import FIRST_CELL, is_cell_name
 from services.common.engine_settings import EngineSettings
 from services.common.errors import InvalidInput
 
@@ -11,7 +12,10 @@ MEBIBYTE = 1 << 20
 class Settings(EngineSettings, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:7002"
     trainer_id: str = ""
-    """Stable over restarts; "" = trainer-<pool>."""
+    """Stable over restarts; "" = trainer-<pool>, with -<cell> unless that is the first one."""
+    cell: str = FIRST_CELL
+    """Which of the pool's trainers this is, stable over restarts: models live on one of them. Several of one cell stand
+    by for each other."""
     slots: int = 8
     alpha: float = 32.0
     unit_token_budget: int = 4096
@@ -49,6 +53,8 @@ class Settings(EngineSettings, frozen=True, kw_only=True):
         self.check_counts(
             "slots", "max_rank", "unit_token_budget", "micro_batch_tokens", "tp", "dp", "max_pending_artifacts"
         )
+        if not is_cell_name(self.cell):
+            raise InvalidInput(f"cell={self.cell!r} is not the name of a cell (a-z 0-9 -, at most 63)")
         if self.memory_limit_mib < 0:
             raise InvalidInput(f"memory_limit_mib must be at least 0, not {self.memory_limit_mib}")
         if not self.alpha > 0:

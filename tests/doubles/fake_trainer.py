@@ -18,6 +18,7 @@ from tinkermesh.v1 import scheduler_pb2, types_pb2
 from tinkermesh.v1 import trainer_pb2 as pb
 from tinkermesh.v1 import trainer_pb2_grpc as pb_grpc
 
+from services.common.cells import FIRST_CELL, cell_suffix
 from services.common.errors import InvalidInput, StaleFence, Stopping, Unavailable, UnknownId
 from services.common.frames import frames
 from services.common.grpc_boundary import Context
@@ -69,20 +70,22 @@ class FakeTrainer(RegisteredServer, pb_grpc.TrainerServicer):
         store_root: Path,
         *,
         facts: types_pb2.PoolFacts | None = None,
-        trainer_id: str = "trainer-double",
+        trainer_id: str = "",
+        cell: str = FIRST_CELL,
         control: Path | None = None,
         journal: Path | None = None,
     ) -> None:
         super().__init__(SERVICE)
         self.facts = facts or trainer_facts()
-        self.trainer_id = trainer_id
+        self.trainer_id = trainer_id or f"trainer-double{cell_suffix(cell, '-')}"
+        self.cell = cell
         self.incarnation = uuid.uuid4().hex
         self.faults = Faults(control)
         self.journal = Journal(journal, self.incarnation)
         self.book = UnitBook(self.incarnation)
         self.refuses: Callable[[pb.Unit], bool] = lambda unit: False
         slots = [Slot() for _ in range(self.facts.slots)]
-        self.fence = PublicationFence(store_root, self.facts.pool, self.incarnation)
+        self.fence = PublicationFence(store_root, self.facts.pool, self.incarnation, cell)
         self.runner = UnitRunner(store_root, slots, self.faults, self.journal, self.fence, self.supersede)
         metrics.watching(self.slot_states, lambda: 0, lambda: self.runner.publishing, 16)
 
@@ -91,7 +94,11 @@ class FakeTrainer(RegisteredServer, pb_grpc.TrainerServicer):
 
     def registration(self) -> scheduler_pb2.RegisterTrainerRequest:
         return scheduler_pb2.RegisterTrainerRequest(
-            trainer_id=self.trainer_id, incarnation=self.incarnation, address=self.address, facts=self.facts
+            trainer_id=self.trainer_id,
+            incarnation=self.incarnation,
+            address=self.address,
+            facts=self.facts,
+            cell=self.cell,
         )
 
     async def Describe(self, request: pb.DescribeTrainerRequest, context: Context) -> pb.TrainerDescription:
@@ -193,7 +200,8 @@ def _frames(recorded: Recorded) -> list[pb.OutcomeFrame]:
 
 def _arguments() -> argparse.Namespace:
     parser = engine_parser(__doc__)
-    parser.add_argument("--trainer-id", default="trainer-double")
+    parser.add_argument("--trainer-id", default="")
+    parser.add_argument("--cell", default=FIRST_CELL)
     parser.add_argument("--pool", default=POOL)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--unit-tokens", type=int, default=4096)
@@ -206,6 +214,7 @@ async def _main(arguments: argparse.Namespace) -> None:
         arguments.store_root,
         facts=facts,
         trainer_id=arguments.trainer_id,
+        cell=arguments.cell,
         control=arguments.control,
         journal=arguments.journal,
     )
@@ -218,7 +227,8 @@ async def _main(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parsed = _arguments()
-    run_service("trainer", parsed.trainer_id, _main(parsed), metrics.TRAINER)
+    name = parsed.trainer_id or f"trainer-double{cell_suffix(parsed.cell, '-')}"
+    run_service("trainer", name, _main(parsed), metrics.TRAINER)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from services.common.cells import cell_suffix
 from services.local.child import State
 from services.local.mesh import LocalMesh
 from services.local.plan import control_plane
@@ -57,11 +58,16 @@ class DoubledMesh(LocalMesh):
             control[place] = _listening_at(control[place], address)
         return [
             *control,
-            self._double("trainer", self.addresses.trainer, StopRank.TRAINER, self._trainer_options),
-            self._double("sampler", self.addresses.sampler, StopRank.SAMPLER, ()),
+            *(self._trainer(number) for number in range(self.settings.trainers)),
+            self._double("sampler", "sampler", self.addresses.sampler, StopRank.SAMPLER, ()),
         ]
 
-    def _double(self, name: str, address: str, rank: StopRank, options: tuple[str, ...]) -> ChildSpec:
+    def _trainer(self, number: int) -> ChildSpec:
+        options = (*self._trainer_options, "--cell", str(number))
+        name = f"trainer{cell_suffix(str(number), '-')}"
+        return self._double("trainer", name, self.addresses.trainers[number], StopRank.TRAINER, options)
+
+    def _double(self, kind: str, name: str, address: str, rank: StopRank, options: tuple[str, ...]) -> ChildSpec:
         port_file = self.settings.run_dir / f"{name}.port"
         arguments = {
             "--listen": address,
@@ -74,7 +80,7 @@ class DoubledMesh(LocalMesh):
         flat = tuple(str(part) for pair in arguments.items() for part in pair)
         return ChildSpec(
             name=name,
-            command=(sys.executable, "-m", f"tests.doubles.fake_{name}", *flat, *options),
+            command=(sys.executable, "-m", f"tests.doubles.fake_{kind}", *flat, *options),
             address=address,
             stage=Stage.ENGINES,
             stop_rank=rank,

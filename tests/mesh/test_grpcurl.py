@@ -41,7 +41,7 @@ def replacements(busy: Busy) -> dict[str, str]:
     addresses = busy.mesh.mesh.addresses
     return {
         "127.0.0.1:7001": addresses.schedulers[0],
-        "127.0.0.1:7002": addresses.trainer,
+        "127.0.0.1:7002": addresses.trainers[0],
         "127.0.0.1:7003": addresses.sampler,
         "POOL": POOL,
         "TRAINER_ID": TRAINER_ID,

@@ -65,7 +65,7 @@ def test_the_mesh_trains_and_samples(mesh: MeshProcesses, authority: Authority) 
 def test_every_service_refuses_a_caller_without_a_certificate(mesh: MeshProcesses, authority: Authority) -> None:
     addresses = mesh.mesh.addresses
     shown = authority.issue("prober").environment()
-    for address in (*addresses.schedulers, addresses.trainer, addresses.sampler):
+    for address in (*addresses.schedulers, *addresses.trainers, addresses.sampler):
         assert probe(mesh, shown, address).returncode == 0, address
         assert "UNAVAILABLE" in probe(mesh, {}, address).stderr, address
 

@@ -109,6 +109,7 @@ class Recovery(_message.Message):
     DURABLES_TOTAL_FIELD_NUMBER: _builtins.int
     DURABLE_FAILURES_TOTAL_FIELD_NUMBER: _builtins.int
     PAGES_TOTAL_FIELD_NUMBER: _builtins.int
+    MOVED_TOTAL_FIELD_NUMBER: _builtins.int
     unseated_models: _builtins.int
     """without a slot now"""
     recovering_models: _builtins.int
@@ -130,6 +131,8 @@ class Recovery(_message.Message):
     durable_failures_total: _builtins.int
     pages_total: _builtins.int
     """slots given up to somebody who waited"""
+    moved_total: _builtins.int
+    """models that went from one cell to another"""
     def __init__(
         self,
         *,
@@ -145,10 +148,11 @@ class Recovery(_message.Message):
         durables_total: _builtins.int = ...,
         durable_failures_total: _builtins.int = ...,
         pages_total: _builtins.int = ...,
+        moved_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_failures_total", b"durable_failures_total", "durables_total", b"durables_total", "log_bytes", b"log_bytes", "pages_total", b"pages_total", "poisoned_total", b"poisoned_total", "recovering_models", b"recovering_models", "replay_faults_total", b"replay_faults_total", "replay_mismatches_total", b"replay_mismatches_total", "replay_units_total", b"replay_units_total", "seated_total", b"seated_total", "trainers_lost_total", b"trainers_lost_total", "unseated_models", b"unseated_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_failures_total", b"durable_failures_total", "durables_total", b"durables_total", "log_bytes", b"log_bytes", "moved_total", b"moved_total", "pages_total", b"pages_total", "poisoned_total", b"poisoned_total", "recovering_models", b"recovering_models", "replay_faults_total", b"replay_faults_total", "replay_mismatches_total", b"replay_mismatches_total", "replay_units_total", b"replay_units_total", "seated_total", b"seated_total", "trainers_lost_total", b"trainers_lost_total", "unseated_models", b"unseated_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -255,6 +259,8 @@ class TrainerReport(_message.Message):
     SEEN_MS_AGO_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     RUNNING_UNIT_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     trainer_id: _builtins.str
     incarnation: _builtins.str
@@ -262,6 +268,9 @@ class TrainerReport(_message.Message):
     seen_ms_ago: _builtins.int
     draining: _builtins.bool
     running_unit: _builtins.str
+    cell: _builtins.str
+    models: _builtins.int
+    """that live in its cell"""
     def __init__(
         self,
         *,
@@ -272,10 +281,12 @@ class TrainerReport(_message.Message):
         seen_ms_ago: _builtins.int = ...,
         draining: _builtins.bool = ...,
         running_unit: _builtins.str = ...,
+        cell: _builtins.str = ...,
+        models: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "incarnation", b"incarnation", "pool", b"pool", "running_unit", b"running_unit", "seen_ms_ago", b"seen_ms_ago", "trainer_id", b"trainer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cell", b"cell", "draining", b"draining", "incarnation", b"incarnation", "models", b"models", "pool", b"pool", "running_unit", b"running_unit", "seen_ms_ago", b"seen_ms_ago", "trainer_id", b"trainer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -405,12 +416,15 @@ class SlotReport(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     MODEL_ID_FIELD_NUMBER: _builtins.int
     TENANT_ID_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     slot: _builtins.int
     state: _builtins.str
     """free | held | quarantined"""
     model_id: _builtins.str
     tenant_id: _builtins.str
+    cell: _builtins.str
+    """of the trainer whose slot it is"""
     def __init__(
         self,
         *,
@@ -419,10 +433,11 @@ class SlotReport(_message.Message):
         state: _builtins.str = ...,
         model_id: _builtins.str = ...,
         tenant_id: _builtins.str = ...,
+        cell: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_id", b"model_id", "pool", b"pool", "slot", b"slot", "state", b"state", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "model_id", b"model_id", "pool", b"pool", "slot", b"slot", "state", b"state", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,6 +507,7 @@ class ModelReport(_message.Message):
     STEPS_SINCE_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
     DEPTH_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     model_id: _builtins.str
     tenant_id: _builtins.str
@@ -511,6 +527,8 @@ class ModelReport(_message.Message):
     """init | load | durable"""
     depth: _builtins.int
     """commands that are not settled"""
+    cell: _builtins.str
+    """where it lives"""
     def __init__(
         self,
         *,
@@ -526,10 +544,11 @@ class ModelReport(_message.Message):
         steps_since: _builtins.int = ...,
         base: _builtins.str = ...,
         depth: _builtins.int = ...,
+        cell: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "depth", b"depth", "log_bytes", b"log_bytes", "log_entries", b"log_entries", "model_id", b"model_id", "phase", b"phase", "pool", b"pool", "replayed", b"replayed", "slot", b"slot", "state", b"state", "steps_since", b"steps_since", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "cell", b"cell", "depth", b"depth", "log_bytes", b"log_bytes", "log_entries", b"log_entries", "model_id", b"model_id", "phase", b"phase", "pool", b"pool", "replayed", b"replayed", "slot", b"slot", "state", b"state", "steps_since", b"steps_since", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

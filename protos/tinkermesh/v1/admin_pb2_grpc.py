@@ -224,7 +224,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainTrainer(self, request, context):
-        """No further unit is dispatched to the trainer; the running one finishes.
+        """No further unit is dispatched to the trainer; the running one finishes. Its models go to other cells of the pool
+        if there are any, else they wait until it resumes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

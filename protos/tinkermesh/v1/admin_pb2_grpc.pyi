@@ -60,7 +60,9 @@ class AdminStub:
     or runs under a live fence.
     """
     DrainTrainer: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainTrainerRequest, _admin_pb2.DrainTrainerReply]
-    """No further unit is dispatched to the trainer; the running one finishes."""
+    """No further unit is dispatched to the trainer; the running one finishes. Its models go to other cells of the pool
+    if there are any, else they wait until it resumes.
+    """
     ResumeTrainer: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeTrainerRequest, _admin_pb2.ResumeTrainerReply]
 
 @_typing.type_check_only
@@ -93,7 +95,9 @@ class AdminAsyncStub(AdminStub):
     or runs under a live fence.
     """
     DrainTrainer: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainTrainerRequest, _admin_pb2.DrainTrainerReply]  # type: ignore[assignment]
-    """No further unit is dispatched to the trainer; the running one finishes."""
+    """No further unit is dispatched to the trainer; the running one finishes. Its models go to other cells of the pool
+    if there are any, else they wait until it resumes.
+    """
     ResumeTrainer: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeTrainerRequest, _admin_pb2.ResumeTrainerReply]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
@@ -219,7 +223,9 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainTrainerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainTrainerReply, _abc.Awaitable[_admin_pb2.DrainTrainerReply]]:
-        """No further unit is dispatched to the trainer; the running one finishes."""
+        """No further unit is dispatched to the trainer; the running one finishes. Its models go to other cells of the pool
+        if there are any, else they wait until it resumes.
+        """
 
     @_abc_1.abstractmethod
     def ResumeTrainer(

@@ -1123,9 +1123,14 @@ class RegisterTrainerRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
     incarnation: _builtins.str
     address: _builtins.str
+    cell: _builtins.str
+    """Stable over restarts: trainers of different cells work side by side, those of one cell stand by for each other.
+    "" = the first cell, "0".
+    """
     @_builtins.property
     def facts(self) -> _types_pb2.PoolFacts: ...
     def __init__(
@@ -1135,10 +1140,11 @@ class RegisterTrainerRequest(_message.Message):
         incarnation: _builtins.str = ...,
         address: _builtins.str = ...,
         facts: _types_pb2.PoolFacts | None = ...,
+        cell: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "facts", b"facts", "incarnation", b"incarnation", "trainer_id", b"trainer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cell", b"cell", "facts", b"facts", "incarnation", b"incarnation", "trainer_id", b"trainer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.scheduler.core.plans import DurablePlan, PagePlan, SeatPlan
+from services.scheduler.core.plans import DurablePlan, PagePlan, SeatPlan, UnloadPlan
 from services.scheduler.core.seats import RecoveryView, Seated, Seeker
+from services.scheduler.core.view import ReadyView
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,21 @@ def make_room(view: RecoveryView, paging: Paging) -> DurablePlan | PagePlan | No
     if victim.uncovered:  # its log would have to be replayed step by step when it comes back
         return DurablePlan(victim.model_id, victim.slot, victim.load_number)
     return PagePlan(victim.model_id)
+
+
+def leave(view: ReadyView) -> UnloadPlan | DurablePlan | PagePlan | None:
+    """The next step of emptying a trainer, or None while there is nothing to do but wait."""
+    if view.dirty_slots:
+        return UnloadPlan(view.dirty_slots[0])
+    for queue in view.recovery.recovering:
+        return PagePlan(queue.model_id)
+    for seated in view.recovery.seated:
+        if seated.uncovered and not seated.capturing:
+            return DurablePlan(seated.model_id, seated.slot, seated.load_number)
+    for seated in view.recovery.seated:
+        if not seated.capturing:
+            return PagePlan(seated.model_id)
+    return None
 
 
 def _waiting_since(view: RecoveryView) -> int | None:

@@ -13,6 +13,7 @@ from services.common.ids import ModelId, key_hash, parse_model_id
 from services.scheduler.core.packing import datum_cost
 from services.scheduler.core.view import Op
 from services.scheduler.dispatch.commands import check_payload, op_of, pack_key, rejection
+from services.scheduler.dispatch.placement import placeable
 from services.scheduler.dispatch.recorded import reads_records, with_records
 from services.scheduler.ports import ArtifactReader, ModelDirectory, TrainerDirectory
 from services.scheduler.store.commands import CommandCache, StoredCommand
@@ -97,19 +98,19 @@ class TrainingAdmission:
         return await self._store.submit(pool, submission)
 
     async def _new_model(self, pool: str, request: pb.SubmitRequest) -> NewModel:
-        facts = await self._trainers.facts(pool)
+        facts, cells = await self._trainers.facts(pool), placeable(await self._trainers.cells(pool))
         command = request.command
         if command.WhichOneof("body") == "create_from_checkpoint":
             body = command.create_from_checkpoint
             try:
                 info = await self._artifacts.weights_info(body.path, request.tenant_id, body.weights_access_digest)
             except UserError:
-                return NewModel(facts.base_model, b"", body.user_metadata_json)  # told when its turn comes
-            return NewModel(facts.base_model, info.layout.SerializeToString(), body.user_metadata_json)
+                return NewModel(facts.base_model, b"", body.user_metadata_json, cells)  # told when its turn comes
+            return NewModel(facts.base_model, info.layout.SerializeToString(), body.user_metadata_json, cells)
         layout = command.create_model.layout
         if not layout.alpha:
             layout.alpha = facts.alpha
-        return NewModel(facts.base_model, layout.SerializeToString(), command.create_model.user_metadata_json)
+        return NewModel(facts.base_model, layout.SerializeToString(), command.create_model.user_metadata_json, cells)
 
 
 def _target(request: pb.SubmitRequest) -> tuple[ModelId, str]:

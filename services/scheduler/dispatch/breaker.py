@@ -23,8 +23,10 @@ _FAILED = ("fail", "seat_failed")
 class CircuitBreaker:
     """Of one incarnation. While `open` it is given no work; its successor is, and closes it by a success."""
 
-    def __init__(self, pool: str, term: int, incarnation: str, client: TrainerClient, store: TrainingStore) -> None:
-        self._pool, self._term, self._incarnation = pool, term, incarnation
+    def __init__(
+        self, pool: str, cell: str, term: int, incarnation: str, client: TrainerClient, store: TrainingStore
+    ) -> None:
+        self._pool, self._cell, self._term, self._incarnation = pool, cell, term, incarnation
         self._client, self._store = client, store
         self._breaker = Breaker()
         self._noted = False  # in Redis, by whichever incarnation
@@ -34,7 +36,7 @@ class CircuitBreaker:
 
     async def resume(self) -> None:
         """What a former leader noted. Raises Unavailable."""
-        broken, reason = await self._store.broken(self._pool)
+        broken, reason = await self._store.broken(self._pool, self._cell)
         self._noted, self.open = bool(broken), broken == self._incarnation
         if self.open:
             self._reason = reason
@@ -60,7 +62,7 @@ class CircuitBreaker:
             await self._trip(outcome.problem or outcome.header.failure.message)
         elif not failed and self._noted:
             log.warning("pool %s: a unit went well again; the circuit breaker is closed", self._pool)
-            await self._store.close_breaker(self._pool, self._term)
+            await self._store.close_breaker(self._pool, self._term, self._cell)
             self._noted = False
 
     async def _trip(self, cause: str) -> None:
@@ -68,7 +70,7 @@ class CircuitBreaker:
         log.error("pool %s: circuit breaker: %s; work waits until the trainer has restarted", self._pool, reason)
         self.open = self._noted = True
         self._reason = reason
-        await self._store.open_breaker(self._pool, self._term, self._incarnation, reason)
+        await self._store.open_breaker(self._pool, self._term, self._incarnation, reason, self._cell)
         await self._ask_for_restart()
 
     async def _ask_for_restart(self) -> None:

@@ -1,4 +1,4 @@
-"""One trainer incarnation driven under one term: choose, issue, execute, settle, again.
+"""One trainer incarnation, that of a pool's cell, driven under one term: choose, issue, execute, settle, again.
 
 A unit found running in Redis is finished first: attached to when the trainer knows it, sent
 again under the same id when it does not.
@@ -29,7 +29,7 @@ from services.scheduler.core.plans import (
     SeatPlan,
     UnloadPlan,
 )
-from services.scheduler.core.seating import retry_seconds
+from services.scheduler.core.seating import leave, retry_seconds
 from services.scheduler.core.select import Policy, select
 from services.scheduler.core.view import Clock, ReadyView
 from services.scheduler.dispatch import reports, traces
@@ -39,6 +39,7 @@ from services.scheduler.dispatch.breaker import CircuitBreaker
 from services.scheduler.dispatch.client import Outcome, TrainerClient
 from services.scheduler.dispatch.durables import DurablePoints
 from services.scheduler.dispatch.execution import Execution
+from services.scheduler.dispatch.fences import CellFences
 from services.scheduler.dispatch.payload import size
 from services.scheduler.dispatch.progress import Progress
 from services.scheduler.dispatch.recovered import recovery_settlements
@@ -47,6 +48,7 @@ from services.scheduler.dispatch.settlement import artifact_name, settlements
 from services.scheduler.dispatch.slot_units import SlotUnits
 from services.scheduler.dispatch.units import Prepared, new_unit, optim_unit, pass_unit, unload_unit
 from services.scheduler.ports import CatalogWriter
+from services.scheduler.store.cells import CellStore
 from services.scheduler.store.commands import CommandCache, StoredCommand
 from services.scheduler.store.payloads import PayloadStore
 from services.scheduler.store.ready import ReadyReader
@@ -68,12 +70,15 @@ class Parts:
     recovery_units: RecoveryUnits
     catalog: CatalogWriter
     limits: RecoveryLimits
+    cells: CellStore
+    fences: CellFences
 
 
 class Cell:
     def __init__(
         self,
         pool: str,
+        name: str,
         term: int,
         incarnation: str,
         client: TrainerClient,
@@ -84,6 +89,7 @@ class Cell:
         policy: Policy,
     ) -> None:
         self._pool = pool
+        self._name = name
         self._term = term
         self._incarnation = incarnation
         self._client = client
@@ -97,8 +103,10 @@ class Cell:
         self._progress = Progress(pool)
         self._recovered = False  # whether the last turn was recovery's
         self._woken = False  # whether this turn ends a sleep
+        self.crowded = False
+        """Whether a new model waited for a slot at the last turn."""
         self._settled = Acknowledger(client, term, incarnation)
-        self._breaker = CircuitBreaker(pool, term, incarnation, client, parts.store)
+        self._breaker = CircuitBreaker(pool, name, term, incarnation, client, parts.store)
 
     async def close(self) -> None:
         await self._settled.close()
@@ -108,23 +116,25 @@ class Cell:
 
         Raises StaleFence, Unavailable, TrainerLost.
         """
-        token = await self._parts.store.takeover_token(self._pool, self._term, self._incarnation)
+        store, name = self._parts.store, self._name
+        token = await store.takeover_token(self._pool, self._term, self._incarnation, name)
         known = await self._client.takeover(self._term, self._incarnation, token)
-        lost = await self._parts.store.adopt(self._pool, self._term, self._incarnation, slots, self._parts.limits)
+        lost = await store.adopt(self._pool, self._term, self._incarnation, slots, self._parts.limits, name)
         if lost:
-            log.warning("pool %s: a new trainer incarnation; the models of %d slots are restored", self._pool, lost)
+            text = "pool %s, cell %s: a new trainer incarnation; the models of %d slots are restored"
+            log.warning(text, self._pool, name, lost)
         await self._breaker.resume()
-        for running in await self._parts.ready.running_units(self._pool):
+        for running in await self._parts.ready.running_units(self._pool, name):
             await self._resume(running)
         followed = await self._follow()
         self._settled.add(set(known.finished_units) - followed)
 
     async def _follow(self) -> set[str]:
         """What is captured and not published is waited for; answers the units."""
-        captured = await self._parts.ready.capturing(self._pool)
+        captured = await self._parts.ready.capturing(self._pool, self._name)
         for save in captured:
             self._publications.watch(self._execution.ref(save.unit_id), save.key, save.name)
-        durables = await self._parts.ready.durables(self._pool)
+        durables = await self._parts.ready.durables(self._pool, self._name)
         for model_id, unit_id in durables.items():
             self._durables.watch(self._execution.ref(unit_id), model_id)
         return {save.unit_id for save in captured} | set(durables.values())
@@ -147,8 +157,9 @@ class Cell:
         if self._breaker.open:
             await self._breaker.wait()
             return None
-        view = await self._parts.ready.view(self._pool, self._policy.budget)
+        view = await self._parts.ready.view(self._pool, self._policy.budget, self._name)
         self._progress.seen(view.recovery)
+        self.crowded = view.recovery.create_since_ms is not None and not view.free_slots
         plan = select(view, self._policy, recovered=self._recovered)
         self._recovered = isinstance(plan, (SeatPlan, ReplayPlan))
         if plan is None:
@@ -161,9 +172,21 @@ class Cell:
         await self._perform(plan, view)
         return 0.0
 
-    async def _page(self, plan: PagePlan) -> float:
-        if await self._parts.store.unseat(self._pool, self._term, plan.model_id):
-            log.info("model %s gives up its slot to one that waits", plan.model_id)
+    async def leave(self) -> float | None:
+        """A step towards an empty trainer, answered as `turn`: durable points where they save a replay, then slots."""
+        view = await self._parts.ready.view(self._pool, self._policy.budget, self._name, leaving=True)
+        self._progress.seen(view.recovery)
+        plan = leave(view)
+        if plan is None:
+            return None
+        if isinstance(plan, PagePlan):
+            return await self._page(plan, leaving=True)
+        await self._perform(plan, view)
+        return 0.0
+
+    async def _page(self, plan: PagePlan, *, leaving: bool = False) -> float:
+        if await self._parts.store.unseat(self._pool, self._term, plan.model_id, leaving=leaving):
+            log.info("model %s gives up its slot%s", plan.model_id, "" if leaving else " to one that waits")
         return 0.0
 
     async def _perform(self, plan: Plan, view: ReadyView) -> None:
@@ -178,7 +201,7 @@ class Cell:
     async def rest(self) -> None:
         """Nothing was ready for a while: nobody owes anybody a turn."""
         if self._clock != Clock():
-            await self._parts.store.reset_clock(self._pool, self._term)
+            await self._parts.store.reset_clock(self._pool, self._term, self._name)
             self._clock = Clock()
 
     async def _prepare(self, plan: Plan, stored: dict[str, StoredCommand]) -> Prepared | None:
@@ -188,7 +211,7 @@ class Cell:
         if isinstance(plan, OptimPlan):
             return optim_unit(unit, plan, stored)
         if isinstance(plan, UnloadPlan):
-            return unload_unit(unit, plan.slot, await self._parts.ready.holder(self._pool, plan.slot))
+            return unload_unit(unit, plan.slot, await self._holder(plan.slot))
         if isinstance(plan, (SeatPlan, ReplayPlan, DurablePlan)):
             return await self._prepare_recovery(unit, plan, stored)
         if isinstance(plan, PagePlan):
@@ -202,6 +225,9 @@ class Cell:
             reports.report(stored[key], "fail", error.message, started)
             metrics.refused_in_turn(self._pool, plan.step.command.op.value)
             return None
+
+    async def _holder(self, slot: int) -> str:
+        return await self._parts.ready.holder(self._pool, slot, self._name)
 
     async def _prepare_recovery(
         self, unit: pb.Unit, plan: SeatPlan | ReplayPlan | DurablePlan, stored: dict[str, StoredCommand]
@@ -217,8 +243,9 @@ class Cell:
         unit = prepared.unit
         if unit.HasField("pass"):
             unit.payload_bytes = size(getattr(unit, "pass"))
+        work, items = unit.SerializeToString(), prepared.items
         issue = self._parts.store.issue(
-            self._pool, self._term, unit.unit_id, self._incarnation, unit.SerializeToString(), prepared.items, clock
+            self._pool, self._term, unit.unit_id, self._incarnation, work, items, clock, self._name
         )
         issued, payload = await asyncio.gather(issue, self._execution.payload(prepared, stored))
         if not issued:

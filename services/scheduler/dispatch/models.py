@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tinkermesh.v1 import scheduler_pb2 as pb
 
+from services.common.cells import FIRST_CELL
 from services.common.errors import Forbidden, UnknownId
 from services.common.ids import parse_model_id
-from services.scheduler.ports import ModelDirectory, TrainerDirectory
+from services.scheduler.dispatch.placement import serving
+from services.scheduler.ports import CellTrainer, ModelDirectory, TrainerDirectory
 from services.scheduler.store.models import ModelReader, ModelRow
 from services.scheduler.store.training import TrainingStore
 
@@ -57,9 +59,9 @@ class Models:
         await self._store.close_session(pool, session_id, USER, reason, settle=settle_accepted)
 
     async def queue_state(self, pool: str, model_id: str, seq: int) -> tuple[str, str]:
-        if paused := await self._pause(pool):
-            return PAUSED_CAPACITY, paused
         row = await self._reader.row(pool, model_id)
+        if why := await self._no_trainer(pool, FIRST_CELL if row is None else row.cell):
+            return PAUSED_CAPACITY, why
         if row is None:
             return ACTIVE, ""
         if row.state == "creating" and row.slot is None:
@@ -74,15 +76,18 @@ class Models:
             return ACTIVE, f"waiting for seq_id {row.next_seq}, which has not arrived"
         return ACTIVE, f"seq_id {row.next_seq} of this model is next" if seq > row.next_seq else "waiting for its turn"
 
-    async def _pause(self, pool: str) -> str:
-        """Why the whole pool waits; "" = it does not."""
-        live = await self._trainers.trainer(pool) is not None
-        if not live and await self._trainers.draining(pool):
+    async def _no_trainer(self, pool: str, cell: str) -> str:
+        """Why all models of the cell wait; "" = they do not."""
+        cells = await self._trainers.cells(pool)
+        here = cells.get(cell, CellTrainer())
+        if here.serving is None and here.drained is not None:
+            if serving(cells):
+                return "its trainer is being drained: the model moves to another one"
             return "the trainer is being drained; work goes on when it resumes"
-        _, broken = await self._store.broken(pool)
+        _, broken = await self._store.broken(pool, cell)
         if broken:  # also why there may be no trainer just now
             return f"circuit breaker: {broken}; the trainer restarts"
-        return "" if live else "no live trainer: the mesh waits for it to recover"
+        return "" if here.serving is not None else "no live trainer: the mesh waits for it to recover"
 
 
 def _recovery_reason(row: ModelRow) -> str:

@@ -36,18 +36,29 @@ class Training:
         )
         self._redis = cast("Any", parts.redis)
         self._campaigns: dict[str, asyncio.Task[None]] = {}
+        self._started = False
         self._stopped = asyncio.Event()
         parts.notices.on_ready(self._ready)
         parts.notices.on_reconnect(self._driver.wake_all)
 
     def _ready(self, pool: str, kind: str) -> None:
-        if kind != "sample":
+        if kind == "trainer":
+            self._driver.trainers_changed(pool)
+            if self._started and not self._stopped.is_set():
+                self._join(pool)
+        elif kind != "sample":
             self._driver.wake(pool)
         if kind == "lease":
             self._leadership.wake(pool)
 
+    def _join(self, pool: str) -> None:
+        """A pool of which this replica hears for the first time, too."""
+        if pool not in self._campaigns:
+            self._campaigns[pool] = asyncio.create_task(self._leadership.campaign(pool))
+
     async def run(self) -> None:
         """Campaigns for the lease of every pool there is; until cancelled or stopped. Raises what a campaign raised."""
+        self._started = True
         while not self._stopped.is_set():
             await self._discover()
             for task in [task for task in self._campaigns.values() if task.done()]:
@@ -66,8 +77,7 @@ class Training:
         pools = sorted(name.decode() for name in names)
         metrics.pools_known(pools)
         for pool in pools:
-            if pool not in self._campaigns:
-                self._campaigns[pool] = asyncio.create_task(self._leadership.campaign(pool))
+            self._join(pool)
 
     async def stop(self) -> None:
         """Finishes running units (bounded), then releases every lease."""

@@ -11,15 +11,18 @@ from services.scheduler.catalog.registrar import Registrar
 from services.scheduler.core.seating import DEFAULT_PAGING, Paging
 from services.scheduler.dispatch.admission import TrainingAdmission
 from services.scheduler.dispatch.cell import Parts
+from services.scheduler.dispatch.cell_driver import Driving
 from services.scheduler.dispatch.driver import Driver
 from services.scheduler.dispatch.durable_store import DurableFiles
 from services.scheduler.dispatch.durable_sweeper import DurableSweeper
+from services.scheduler.dispatch.fences import CellFences
 from services.scheduler.dispatch.models import Models
 from services.scheduler.dispatch.recovery_units import RecoveryUnits
 from services.scheduler.dispatch.slot_units import SlotUnits
 from services.scheduler.dispatch.sweeper import Sweeper
 from services.scheduler.ports import ArtifactReader, LeaderTask, ModelDirectory, SnapshotSink, TrainerDirectory
 from services.scheduler.store.catalog import CatalogStore
+from services.scheduler.store.cells import CellStore
 from services.scheduler.store.commands import CommandCache
 from services.scheduler.store.connection import Redis
 from services.scheduler.store.durables import DurableBook
@@ -95,8 +98,9 @@ class TrainingParts:
 
     @cached_property
     def driver(self) -> Driver:
-        parts = self._of_cells()
-        return Driver(parts, self.directory, self.snapshots, fair=self.fair, weights=self.weights, paging=self.paging)
+        weights = {} if self.weights is None else self.weights
+        driving = Driving(self._of_cells(), self.directory, self.snapshots, self.fair, weights, self.paging)
+        return Driver(driving)
 
     def _of_cells(self) -> Parts:
         units = SlotUnits(self.store, self.reader, self.artifacts, self.pepper)
@@ -104,7 +108,19 @@ class TrainingParts:
         ready = ReadyReader(self.redis, self.functions, self.commands)
         catalog = Registrar(CatalogStore(self.redis, self.functions), self.reader, self.artifacts)
         limits = replace(self.recovery, paging=self.paging.on)
-        return Parts(self.store, ready, self.commands, self.payloads, units, recovery_units, catalog, limits)
+        cells = CellStore(self.redis, self.functions, int(self.retention_seconds * 1000))
+        return Parts(
+            store=self.store,
+            ready=ready,
+            commands=self.commands,
+            payloads=self.payloads,
+            slot_units=units,
+            recovery_units=recovery_units,
+            catalog=catalog,
+            limits=limits,
+            cells=cells,
+            fences=CellFences(self.store_root),
+        )
 
     @property
     def tasks(self) -> list[LeaderTask]:

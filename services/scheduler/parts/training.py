@@ -48,4 +48,5 @@ def recovery_limits(settings: Settings) -> RecoveryLimits:
         durable_idle_ms=ms(settings.durable_idle_seconds),
         poison_deaths=settings.poison_deaths,
         log_limit_bytes=limit << 20,
+        cell_lost_ms=ms(settings.cell_lost_seconds),
     )

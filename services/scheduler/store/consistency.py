@@ -11,8 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
+from services.common.cells import cell_suffix
 from services.common.errors import ContractViolation
 from services.scheduler.store import keys
+from services.scheduler.store.cells import known_cells
 from services.scheduler.store.connection import Redis, scan_everywhere, scan_pool
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
@@ -20,10 +22,8 @@ from services.scheduler.store.payloads import BLOB_PREFIX, BlobStore
 
 BATCH = 200
 _ROW = ("tenant", "state", "kind", "charged", "kept", "upload", "result_upload")
-_ZSETS = (
-    *("active", "creates", "gaps", "closed", "seekers", "recovering", "unseated", "durables"),
-    *("expiring", "samples", "samples_settled"),
-)
+_ZSETS = ("gaps", "closed", "expiring", "samples", "samples_settled")
+_ZSETS_OF_A_CELL = ("active", "creates", "seekers", "recovering", "unseated", "durables")
 
 
 Alone = Callable[[], Awaitable[bool]]
@@ -173,7 +173,9 @@ class ConsistencyCheck:
     async def _indexes(self, pool: str) -> list[Finding]:
         prefix = keys.pool_prefix(pool)
         found: list[tuple[str, str]] = []
-        for name in _ZSETS:
+        cells = await known_cells(self._redis, pool)
+        of_cells = [f"{name}{cell_suffix(cell, '@')}" for cell in cells for name in _ZSETS_OF_A_CELL]
+        for name in (*_ZSETS, *of_cells):
             async for member, _ in self._redis.zscan_iter(f"{prefix}:{name}", count=BATCH):
                 found.append((name, member.decode()))
         async for member, _ in self._redis.hscan_iter(keys.running_samples(pool), count=BATCH):

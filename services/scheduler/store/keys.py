@@ -3,6 +3,9 @@
 Pool state carries the hash tag ``{p:<pool>}``, so one function call touches one cluster slot;
 a session and the index of its children carry ``{s:<session>}``, a tenant's catalog ``{t:<tenant>}``.
 
+Each trainer of a pool is a *cell* with slots, clock and indexes of models of its own. Keys of the first
+cell have no suffix, those of any other end in ``@<cell>``.
+
 Request row ``req(pool, key)``, a hash (training commands and samples alike):
 
     request_id   <pool>.<key>.<generation>         fingerprint   hex
@@ -24,6 +27,8 @@ Request row ``req(pool, key)``, a hash (training commands and samples alike):
 """
 
 from __future__ import annotations
+
+from services.common.cells import FIRST_CELL, cell_suffix
 
 PREFIX = "tm"
 
@@ -49,6 +54,10 @@ def pool_prefix(pool: str) -> str:
 
 def _pool(pool: str, rest: str) -> str:
     return f"{pool_prefix(pool)}:{rest}"
+
+
+def _cell(pool: str, cell: str, rest: str) -> str:
+    return _pool(pool, f"{rest}{cell_suffix(cell, '@')}")
 
 
 def session_prefix(session_id: str) -> str:
@@ -134,6 +143,11 @@ def trainers(pool: str) -> str:
     return _pool(pool, "trainers")
 
 
+def cells(pool: str) -> str:
+    """Set of the names of all cells but the first."""
+    return _pool(pool, "cells")
+
+
 def draining(pool: str) -> str:
     """Set of trainer ids that get no further unit."""
     return _pool(pool, "draining")
@@ -175,7 +189,7 @@ def model(pool: str, model_id: str) -> str:
     Of recovery: phase (functions/_seats.lua), base, base_pos, log_end, applied, barrier_pos, log_bytes,
     steps_since (functions/_log.lua), captures, home (last slot), seated_ms, worked_ms, replay_deaths,
     replay_faults, faults_of (trainer), replay_alone, seat_after, durable_soon, durable_after, durable_covers,
-    durable_steps, durable_ms.
+    durable_steps, durable_ms. `cell` unless it is the first.
 
     Beside it ``names:<model id>``, the set of the names its snapshots took.
     """
@@ -187,37 +201,37 @@ def queue(pool: str, model_id: str) -> str:
     return _pool(pool, f"queue:{model_id}")
 
 
-def active(pool: str) -> str:
+def active(pool: str, cell: str = FIRST_CELL) -> str:
     """Zset model id -> arrival of its head command, of live models that have one.
 
     The other indexes of models by the phase of their slots follow (functions/_index.lua).
     """
-    return _pool(pool, "active")
+    return _cell(pool, cell, "active")
 
 
-def seekers(pool: str) -> str:
+def seekers(pool: str, cell: str = FIRST_CELL) -> str:
     """Zset model id -> since when (unix ms), of unseated models that something waits for."""
-    return _pool(pool, "seekers")
+    return _cell(pool, cell, "seekers")
 
 
-def recovering(pool: str) -> str:
+def recovering(pool: str, cell: str = FIRST_CELL) -> str:
     """Zset model id -> since when (unix ms) its slot is being filled."""
-    return _pool(pool, "recovering")
+    return _cell(pool, cell, "recovering")
 
 
-def unseated(pool: str) -> str:
+def unseated(pool: str, cell: str = FIRST_CELL) -> str:
     """Zset model id -> last request (unix ms) of every unseated model, 0 = it was paged out."""
-    return _pool(pool, "unseated")
+    return _cell(pool, cell, "unseated")
 
 
-def durables(pool: str) -> str:
+def durables(pool: str, cell: str = FIRST_CELL) -> str:
     """Zset model id -> not before (unix ms), of live models whose durable point is due."""
-    return _pool(pool, "durables")
+    return _cell(pool, cell, "durables")
 
 
-def creates(pool: str) -> str:
+def creates(pool: str, cell: str = FIRST_CELL) -> str:
     """Zset model id -> arrival, of models that wait for a slot."""
-    return _pool(pool, "creates")
+    return _cell(pool, cell, "creates")
 
 
 def gaps(pool: str) -> str:
@@ -240,20 +254,20 @@ def pool_session_models(pool: str, session_id: str) -> str:
     return _pool(pool, f"session_models:{session_id}")
 
 
-def slots(pool: str) -> str:
+def slots(pool: str, cell: str = FIRST_CELL) -> str:
     """Hash slot number -> "" (free), model id, unload:<model id> (awaits its unload), quarantine:<model id>."""
-    return _pool(pool, "slots")
+    return _cell(pool, cell, "slots")
 
 
-def cell(pool: str) -> str:
+def cell(pool: str, cell: str = FIRST_CELL) -> str:
     """Hash: incarnation, of the trainer whose slots these are; token, of its last takeover; poison_deaths,
     durable_steps, durable_bytes, durable_idle_ms, paging; broken, broken_reason: the incarnation that gets no
     work, and why."""
-    return _pool(pool, "cell")
+    return _cell(pool, cell, "cell")
 
 
 def superseded(pool: str) -> str:
-    """Zset incarnation -> when the pool was taken from it, unix ms."""
+    """Zset incarnation -> when its cell was taken from it, unix ms."""
     return _pool(pool, "superseded")
 
 
@@ -272,13 +286,13 @@ def dropped_blobs(pool: str) -> str:
     return _pool(pool, "dropped_blobs")
 
 
-def served(pool: str) -> str:
+def served(pool: str, cell: str = FIRST_CELL) -> str:
     """Hash tenant id -> finish tag, "" -> virtual time (core/fairness.py)."""
-    return _pool(pool, "served")
+    return _cell(pool, cell, "served")
 
 
 def unit(pool: str, unit_id: str) -> str:
-    """Hash: term, incarnation, state running|settled|lost, work (serialized v1.Unit without payload), items (JSON)."""
+    """Hash: term, cell, incarnation, state running|settled|lost, work (v1.Unit without payload), items (JSON)."""
     return _pool(pool, f"unit:{unit_id}")
 
 
@@ -370,5 +384,5 @@ def settled_channel(pool: str) -> str:
 
 def ready_channel(pool: str) -> str:
     """Pub/sub: ``train`` or ``sample`` = new work for the lease holder, ``requeued`` = a sample waits again at its
-    old place, ``lease`` = the lease is free."""
+    old place, ``trainer`` = one came, is drained or serves again, ``lease`` = the lease is free."""
     return f"{PREFIX}:ready:{pool}"

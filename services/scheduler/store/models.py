@@ -10,12 +10,13 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common.cells import FIRST_CELL
 from services.scheduler.store import keys
 from services.scheduler.store.outages import reaching_redis
 
 _FIELDS = ("tenant", "session", "state", "reason", "slot", "load_number", "base_model", "layout", "user_metadata")
 _MORE = ("next_seq", "ending", "last_request_ms", "created_ms")
-_RECOVERY = ("phase", "base", "base_pos", "applied", "log_end", "log_bytes", "barrier_pos")
+_RECOVERY = ("phase", "base", "base_pos", "applied", "log_end", "log_bytes", "barrier_pos", "cell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class ModelRow:
     log_end: int = 0
     log_bytes: int = 0
     barrier_pos: int = 0
+    cell: str = FIRST_CELL
 
 
 class ModelReader:
@@ -100,4 +102,5 @@ def _row(model_id: str, values: list[bytes]) -> ModelRow:
         log_end=int(values[17] or 0),
         log_bytes=int(values[18] or 0),
         barrier_pos=int(values[19] or 0),
+        cell=values[20].decode() or FIRST_CELL,
     )

@@ -39,7 +39,7 @@ class Notices:
         self.subscribed = asyncio.Event()
 
     def on_ready(self, callback: Ready) -> None:
-        """Called with (pool, train | sample | lease | requeued)."""
+        """Called with (pool, train | trainer | sample | lease | requeued)."""
         self._ready.append(callback)
 
     def on_settled(self, callback: Settled) -> None:

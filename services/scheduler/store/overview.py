@@ -9,6 +9,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from services.scheduler.store import keys
+from services.scheduler.store.cells import known_cells
 from services.scheduler.store.connection import scan_keys, server_now_ms
 from services.scheduler.store.outages import reaching_redis
 
@@ -53,8 +54,8 @@ class Overview:
     async def lease(self, pool: str) -> Row:
         return await self._hash(keys.lease(pool))
 
-    async def cell(self, pool: str) -> Row:
-        return await self._hash(keys.cell(pool))
+    async def cell(self, pool: str, cell: str) -> Row:
+        return await self._hash(keys.cell(pool, cell))
 
     async def clock(self) -> Row:
         return await self._hash(keys.CLOCK)
@@ -66,50 +67,64 @@ class Overview:
     async def counters(self, pool: str) -> Row:
         return await self._hash(keys.counters(pool))
 
-    async def slots(self, pool: str) -> Row:
-        return await self._hash(keys.slots(pool))
+    async def cells(self, pool: str) -> list[str]:
+        return await known_cells(self._redis, pool)
 
-    async def running_units(self, pool: str) -> list[str]:
+    async def slots(self, pool: str, cell: str) -> Row:
+        return await self._hash(keys.slots(pool, cell))
+
+    async def running_units(self, pool: str) -> list[tuple[str, str]]:
+        """(unit id, incarnation of its trainer), by unit."""
         with reaching_redis():
-            return _texts(await self._redis.smembers(keys.running_units(pool)))
+            units = sorted(_texts(await self._redis.smembers(keys.running_units(pool))))
+        rows = await self._rows([keys.unit(pool, unit) for unit in units], ("incarnation",))
+        return [(unit, row["incarnation"]) for unit, row in zip(units, rows, strict=True)]
 
     async def busy_models(self, pool: str) -> list[str]:
         """Models with commands to look at: ready, waiting for a slot, or for a missing command."""
-        with reaching_redis():
-            pipe = self._redis.pipeline(transaction=False)
-            waiting = (keys.seekers(pool), keys.recovering(pool))
-            for name in (keys.active(pool), keys.creates(pool), keys.gaps(pool), *waiting):
-                pipe.zrange(name, 0, -1)
-            found = await pipe.execute()
-        return sorted({model for names in found for model in _texts(names)})
+        cells = await self.cells(pool)
+        names = [of(pool, cell) for cell in cells for of in (keys.active, keys.creates, keys.seekers, keys.recovering)]
+        return sorted(await self._members([keys.gaps(pool), *names]))
 
     async def live_models(self, pool: str) -> list[str]:
         """Every model that is not closed: with a slot, without one, or waiting for its first."""
-        with reaching_redis():
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.hvals(keys.slots(pool))
-            pipe.zrange(keys.unseated(pool), 0, -1)
-            pipe.zrange(keys.creates(pool), 0, -1)
-            slots, unseated, creates = await pipe.execute()
-        holders = {holder for holder in _texts(slots) if holder and not holder.startswith(("unload:", "quarantine:"))}
-        return sorted(holders | {*_texts(unseated), *_texts(creates)})
+        found = [await self.models_of(pool, cell) for cell in await self.cells(pool)]
+        return sorted({model for models in found for model in models})
+
+    async def models_of(self, pool: str, cell: str) -> set[str]:
+        """Those of them that live in one cell."""
+        slots = (await self.slots(pool, cell)).values()
+        holders = {holder for holder in slots if holder and not holder.startswith(("unload:", "quarantine:"))}
+        return holders | await self._members([keys.unseated(pool, cell), keys.creates(pool, cell)])
 
     async def breaker(self, pool: str) -> str:
-        """Why the trainer gets no work; "" = it does."""
-        return (await self.cell(pool)).get("broken_reason", "")
+        """Why a trainer gets no work; "" = all do."""
+        cells = [await self.cell(pool, cell) for cell in await self.cells(pool)]
+        return "; ".join(cell["broken_reason"] for cell in cells if cell.get("broken_reason"))
 
     async def recovery(self, pool: str) -> tuple[int, int]:
         """Models without a slot, and those whose slot is being filled."""
-        with reaching_redis():
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.zcard(keys.unseated(pool))
-            pipe.zcard(keys.recovering(pool))
-            unseated, recovering = await pipe.execute()
-        return int(unseated), int(recovering)
+        cells = await self.cells(pool)
+        unseated = await self._counts([keys.unseated(pool, cell) for cell in cells])
+        return unseated, await self._counts([keys.recovering(pool, cell) for cell in cells])
 
     async def waiting_creates(self, pool: str) -> int:
+        return await self._counts([keys.creates(pool, cell) for cell in await self.cells(pool)])
+
+    async def _members(self, zsets: Iterable[str]) -> set[str]:
         with reaching_redis():
-            return int(await self._redis.zcard(keys.creates(pool)))
+            pipe = self._redis.pipeline(transaction=False)
+            for name in zsets:
+                pipe.zrange(name, 0, -1)
+            found = await pipe.execute()
+        return {model for names in found for model in _texts(names)}
+
+    async def _counts(self, zsets: Iterable[str]) -> int:
+        with reaching_redis():
+            pipe = self._redis.pipeline(transaction=False)
+            for name in zsets:
+                pipe.zcard(name)
+            return sum(int(count) for count in await pipe.execute())
 
     async def depths(self, pool: str, model_ids: Iterable[str]) -> list[int]:
         with reaching_redis():

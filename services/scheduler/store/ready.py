@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
 
+from services.common.cells import FIRST_CELL
 from services.scheduler.core.view import Clock, ModelQueue, Op, QueuedCommand, ReadyView
 from services.scheduler.store import keys
 from services.scheduler.store.commands import CommandCache, StoredCommand
@@ -33,10 +34,10 @@ class ReadyReader:
         self._call = functions.call
         self._commands = commands
 
-    async def view(self, pool: str, token_budget: int) -> ReadyView:
-        """Raises Unavailable."""
-        prefix = [keys.pool_prefix(pool)]
-        models, slots, served, recovery = await self._call("train_view", prefix, token_budget, COMMANDS_PER_MODEL)
+    async def view(self, pool: str, token_budget: int, cell: str = FIRST_CELL, *, leaving: bool = False) -> ReadyView:
+        """`leaving`: all that could leave the cell is told. Raises Unavailable."""
+        arguments = (token_budget, COMMANDS_PER_MODEL, cell, int(leaving))
+        models, slots, served, recovery = await self._call("train_view", [keys.pool_prefix(pool)], *arguments)
         wanted = [row[0].decode() for model in models for row in model[5]]
         stored = await self._commands.get(pool, wanted)
         holders = {int(slot): holder for slot, holder in _pairs(slots)}
@@ -48,37 +49,49 @@ class ReadyReader:
             recovery=recovery_view(recovery),
         )
 
-    async def holder(self, pool: str, slot: int) -> str:
+    async def holder(self, pool: str, slot: int, cell: str = FIRST_CELL) -> str:
         """The model whose remains a dirty slot holds."""
         with reaching_redis():
-            holder = await self._redis.hget(keys.slots(pool), slot)
+            holder = await self._redis.hget(keys.slots(pool, cell), slot)
         return (holder or b"").decode().removeprefix(UNLOAD.decode())
 
-    async def running_units(self, pool: str) -> list[RunningUnit]:
-        """Units that were written and not settled: what a former leader left behind."""
+    async def running_units(self, pool: str, cell: str = FIRST_CELL) -> list[RunningUnit]:
+        """Units of a cell that were written and not settled: what a former leader left behind."""
+        fields = ("incarnation", "work", "items", "cell")
         with reaching_redis():
             names = sorted(name.decode() for name in await self._redis.smembers(keys.running_units(pool)))
-            rows = [await self._redis.hmget(keys.unit(pool, n), ("incarnation", "work", "items")) for n in names]
+            rows = [await self._redis.hmget(keys.unit(pool, name), fields) for name in names]
         return [
             RunningUnit(name, incarnation.decode(), work, decode_items(items))
-            for name, (incarnation, work, items) in zip(names, rows, strict=True)
-            if work is not None
+            for name, (incarnation, work, items, place) in zip(names, rows, strict=True)
+            if work is not None and _is(place, cell)
         ]
 
-    async def durables(self, pool: str) -> dict[str, str]:
-        """Unit ids of durable points that are captured and not settled, by model."""
-        return await self._durables.running(pool)
+    async def durables(self, pool: str, cell: str = FIRST_CELL) -> dict[str, str]:
+        """Unit ids of durable points of a cell's models that are captured and not settled, by model."""
+        running = await self._durables.running(pool)
+        places = await self._places(pool, list(running))
+        return {model: unit for (model, unit), place in zip(running.items(), places, strict=True) if _is(place, cell)}
 
-    async def capturing(self, pool: str) -> list[CapturedSave]:
-        """Saves that are captured and not published."""
+    async def capturing(self, pool: str, cell: str = FIRST_CELL) -> list[CapturedSave]:
+        """Saves of a cell's models that are captured and not published."""
         with reaching_redis():
             found = [key.decode() for key in await self._redis.smembers(keys.capturing(pool))]
-            rows = [await self._redis.hmget(keys.req(pool, key), ("units", "artifact")) for key in found]
+            rows = [await self._redis.hmget(keys.req(pool, key), ("units", "artifact", "parent")) for key in found]
+        places = await self._places(pool, [(parent or b"").decode() for _, _, parent in rows])
         return [
             CapturedSave(key, units.decode().split()[-1], name.decode())
-            for key, (units, name) in zip(found, rows, strict=True)
-            if units and name
+            for key, (units, name, _), place in zip(found, rows, places, strict=True)
+            if units and name and _is(place, cell)
         ]
+
+    async def _places(self, pool: str, model_ids: Sequence[str]) -> list[bytes | None]:
+        with reaching_redis():
+            return [await self._redis.hget(keys.model(pool, model_id), "cell") for model_id in model_ids]
+
+
+def _is(stored: bytes | None, cell: str) -> bool:
+    return (stored or FIRST_CELL.encode()) == cell.encode()
 
 
 def _pairs(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:

@@ -12,12 +12,13 @@ from redis.asyncio import Redis
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common.cells import FIRST_CELL
 from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
 
 Kind = Literal["trainers", "samplers"]
-_WORK: dict[Kind, str] = {"trainers": "train", "samplers": "sample"}
+_WORK: dict[Kind, str] = {"trainers": "trainer", "samplers": "sample"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Member:
     seen_ms_ago: int
     draining: bool
     registration: str  # JSON of the register request
+    cell: str = FIRST_CELL  # of a trainer
 
     def trainer(self) -> pb.RegisterTrainerRequest:
         return json_format.Parse(self.registration, pb.RegisterTrainerRequest(), ignore_unknown_fields=True)
@@ -44,10 +46,13 @@ class RegistryStore:
         self._call = functions.call
         self._listed: set[str] = set()
 
-    async def renew(self, pool: str, kind: Kind, member_id: str, incarnation: str, registration: str) -> bool:
+    async def renew(
+        self, pool: str, kind: Kind, member_id: str, incarnation: str, registration: str, cell: str = ""
+    ) -> bool:
         """True when this incarnation is new. The pool is listed by every replica that meets it: one may die between."""
         prefix = keys.pool_prefix(pool)
-        fresh = await self._call("registry_renew", [prefix], kind, member_id, incarnation, registration, _WORK[kind])
+        arguments = (kind, member_id, incarnation, registration, _WORK[kind], cell)
+        fresh = await self._call("registry_renew", [prefix], *arguments)
         if fresh or pool not in self._listed:
             with reaching_redis():
                 await self._redis.sadd(keys.POOLS, pool)
@@ -95,4 +100,5 @@ def _member(member_id: str, entry: dict[str, Any], now_ms: int, draining: set[st
         seen_ms_ago=now_ms - int(entry["seen_ms"]),
         draining=member_id in draining,
         registration=entry["registration"],
+        cell=entry.get("cell") or FIRST_CELL,
     )

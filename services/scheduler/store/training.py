@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from services.common.cells import FIRST_CELL
 from services.common.errors import Unavailable
 from services.scheduler.core.view import Clock
 from services.scheduler.store import keys
@@ -46,9 +47,12 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class NewModel:
+    """`cells`: where it may live; of none it waits in the first."""
+
     base_model: str
     layout: bytes
     user_metadata: str
+    cells: tuple[str, ...] = ()
 
 
 class UnitItem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,7 +101,8 @@ class Settlement(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class RecoveryLimits:
     """When a durable point is due (`durable_idle_ms` after a model's last unit; 0 = not by idleness), how many
-    deaths of the trainer make a command poison, and whether idle models give up their slots. A log of
+    deaths of the trainer make a command poison, whether idle models give up their slots, and how long a trainer may
+    be away until others of its pool take its models (`cell_lost_ms`; 0 = they never do). A log of
     `log_limit_bytes` is full (0 = never): never before a durable point is due.
     """
 
@@ -107,6 +112,7 @@ class RecoveryLimits:
     poison_deaths: int = 2
     paging: bool = True
     log_limit_bytes: int = 1 << 30
+    cell_lost_ms: int = 120_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,7 @@ class TrainingStore:
         return await self._admit("train_submit", pool, submission)
 
     async def create(self, pool: str, submission: Submission, model: NewModel) -> Admitted:
-        extra = (model.base_model, model.layout, model.user_metadata)
+        extra = (model.base_model, model.layout, model.user_metadata, " ".join(model.cells))
         return await self._admit("train_create", pool, submission, *extra)
 
     async def unload(self, pool: str, submission: Submission) -> Admitted:
@@ -175,14 +181,22 @@ class TrainingStore:
     # ---- units -----------------------------------------------------------------------------
 
     async def issue(
-        self, pool: str, term: int, unit_id: str, incarnation: str, work: bytes, items: Sequence[UnitItem], clock: Clock
+        self,
+        pool: str,
+        term: int,
+        unit_id: str,
+        incarnation: str,
+        work: bytes,
+        items: Sequence[UnitItem],
+        clock: Clock,
+        cell: str = FIRST_CELL,
     ) -> bool:
         """Writes the unit before the trainer hears of it. False: the view has changed, nothing was written.
 
         Raises StaleFence, Unavailable.
         """
         tags = [part for tenant, tag in clock.finish.items() for part in (tenant, repr(tag))]
-        head = (term, unit_id, incarnation, work, encode_items(items), repr(clock.virtual))
+        head = (term, unit_id, cell, incarnation, work, encode_items(items), repr(clock.virtual))
         return bool(await self._call("unit_issue", [keys.pool_prefix(pool)], *head, *tags) == b"OK")
 
     async def settle(
@@ -201,9 +215,9 @@ class TrainingStore:
         """The command at its turn fails (user) without the trainer."""
         await self._call("train_refuse", [keys.pool_prefix(pool)], term, self._retention, key, message)
 
-    async def reset_clock(self, pool: str, term: int) -> None:
-        """Nothing is waiting: the turns of tenants begin anew."""
-        await self._call("clock_reset", [keys.pool_prefix(pool)], term)
+    async def reset_clock(self, pool: str, term: int, cell: str = FIRST_CELL) -> None:
+        """Nothing is waiting in the cell: the turns of tenants begin anew."""
+        await self._call("clock_reset", [keys.pool_prefix(pool)], term, cell)
 
     async def snapshot_name(self, pool: str, term: int, model_id: str, name: str, key: str) -> str:
         """`name`, remembered as taken, or the model's next free number: the same whenever request `key` asks."""
@@ -222,29 +236,41 @@ class TrainingStore:
 
     # ---- the trainer's cell ----------------------------------------------------------------
 
-    async def takeover_token(self, pool: str, term: int, incarnation: str) -> int:
-        """Above those of all earlier takeovers of the pool.
+    async def takeover_token(self, pool: str, term: int, incarnation: str, cell: str = FIRST_CELL) -> int:
+        """Above those of all earlier takeovers of the cell. `incarnation`: who takes it over; "" = nobody does.
 
-        Raises StaleFence, Unavailable (also when the pool was taken from this incarnation before).
+        Raises StaleFence, Unavailable (also when a cell was taken from this incarnation before).
         """
-        return int(await self._call("takeover_token", [keys.pool_prefix(pool)], term, incarnation))
+        return int(await self._call("takeover_token", [keys.pool_prefix(pool)], term, cell, incarnation))
 
     async def adopt(
-        self, pool: str, term: int, incarnation: str, slots: int, limits: RecoveryLimits = DEFAULT_LIMITS
+        self,
+        pool: str,
+        term: int,
+        incarnation: str,
+        slots: int,
+        limits: RecoveryLimits = DEFAULT_LIMITS,
+        cell: str = FIRST_CELL,
     ) -> int:
-        """Makes the slots those of this incarnation; answers how many held slots were lost with another."""
+        """Makes the cell's slots those of this incarnation; answers how many held slots were lost with another.
+
+        Raises StaleFence, Unavailable (also when this is the trainer of another cell).
+        """
         due = (limits.durable_every_steps, limits.durable_log_bytes, limits.durable_idle_ms)
         rest = (int(limits.paging), limits.log_limit_bytes)
-        arguments = (term, self._retention, incarnation, slots, limits.poison_deaths, *due, *rest)
+        arguments = (term, self._retention, cell, incarnation, slots, limits.poison_deaths, *due, *rest)
         return int(await self._call("cell_adopt", [keys.pool_prefix(pool)], *arguments))
 
     async def repair(self, pool: str, term: int) -> int:
         """Quarantined slots get one more unload; answers how many."""
         return int(await self._call("cell_repair", [keys.pool_prefix(pool)], term))
 
-    async def unseat(self, pool: str, term: int, model_id: str) -> bool:
-        """A live model nothing runs on gives up its slot; False: that is not so any more."""
-        arguments = (term, self._retention, model_id)
+    async def unseat(self, pool: str, term: int, model_id: str, *, leaving: bool = False) -> bool:
+        """A live model nothing runs on gives up its slot, `leaving` its trainer for good or to somebody who waits.
+
+        False: that is not so any more.
+        """
+        arguments = (term, self._retention, model_id, int(leaving))
         return bool(await self._call("train_unseat", [keys.pool_prefix(pool)], *arguments) == b"OK")
 
     async def seat_lost(self, pool: str, term: int, model_id: str, message: str) -> None:
@@ -260,16 +286,16 @@ class TrainingStore:
         """The unit's trainer ends in order and has refused it. Raises StaleFence, Unavailable."""
         await self._call("unit_not_run", [keys.pool_prefix(pool)], term, unit_id)
 
-    async def open_breaker(self, pool: str, term: int, incarnation: str, reason: str) -> None:
+    async def open_breaker(self, pool: str, term: int, incarnation: str, reason: str, cell: str = FIRST_CELL) -> None:
         """This incarnation gets no more work. Raises StaleFence, Unavailable."""
-        await self._call("breaker_open", [keys.pool_prefix(pool)], term, incarnation, reason)
+        await self._call("breaker_open", [keys.pool_prefix(pool)], term, cell, incarnation, reason)
 
-    async def close_breaker(self, pool: str, term: int) -> None:
-        await self._call("breaker_close", [keys.pool_prefix(pool)], term)
+    async def close_breaker(self, pool: str, term: int, cell: str = FIRST_CELL) -> None:
+        await self._call("breaker_close", [keys.pool_prefix(pool)], term, cell)
 
-    async def broken(self, pool: str) -> tuple[str, str]:
+    async def broken(self, pool: str, cell: str = FIRST_CELL) -> tuple[str, str]:
         """(incarnation, reason) of the one that gets no work; "" while the breaker is closed."""
-        incarnation, reason = await self._call("breaker_read", [keys.pool_prefix(pool)])
+        incarnation, reason = await self._call("breaker_read", [keys.pool_prefix(pool)], cell)
         return incarnation.decode(), reason.decode()
 
     # ---- ends ------------------------------------------------------------------------------

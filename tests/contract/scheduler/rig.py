@@ -14,11 +14,13 @@ from redis.asyncio import Redis
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common.cells import FIRST_CELL
 from services.common.ids import parse_request_id
 from services.scheduler.artifacts import Artifacts
 from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.dispatch.training import Training
 from services.scheduler.dispatch.training_parts import TrainingParts
+from services.scheduler.ports import CellTrainer
 from services.scheduler.results import Results
 from services.scheduler.store import keys
 from services.scheduler.store.catalog import CatalogStore
@@ -43,20 +45,24 @@ WAIT_SECONDS = 60.0
 
 
 class FixedDirectory:
-    """ports.TrainerDirectory over whatever trainer the test names."""
+    """ports.TrainerDirectory over whatever trainers the test names: `registration` of the first cell, `others`."""
 
     def __init__(self, facts: types.PoolFacts) -> None:
         self.registration: pb.RegisterTrainerRequest | None = None
+        self.others: dict[str, pb.RegisterTrainerRequest | None] = {}
+        self.drained: set[str] = set()
         self._facts = facts
 
-    async def trainer(self, pool: str) -> pb.RegisterTrainerRequest | None:
-        return self.registration
+    async def cells(self, pool: str) -> dict[str, CellTrainer]:
+        return {cell: self._cell(cell) for cell in (FIRST_CELL, *self.others)}
 
-    async def draining(self, pool: str) -> bool:
-        return False
+    def _cell(self, cell: str) -> CellTrainer:
+        trainer = self.registration if cell == FIRST_CELL else self.others.get(cell)
+        return CellTrainer(None, trainer) if cell in self.drained else CellTrainer(trainer)
 
-    async def replaced(self, pool: str, incarnation: str) -> bool:
-        return self.registration is not None and self.registration.incarnation != incarnation
+    async def replaced(self, pool: str, cell: str, incarnation: str) -> bool:
+        trainer = self._cell(cell).any
+        return trainer is not None and trainer.incarnation != incarnation
 
     async def facts(self, pool: str) -> types.PoolFacts:
         return self._facts

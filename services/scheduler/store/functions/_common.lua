@@ -81,6 +81,30 @@ local function model_row(context, id)
   return context.prefix .. ':model:' .. id
 end
 
+-- Each trainer of a pool is a cell with slots, indexes and a clock of its own. The keys of the first one have
+-- no suffix: a pool of one trainer is a pool of that cell. A model's row names its cell unless it is the first.
+local FIRST_CELL = '0'
+
+local function cell_key(prefix, cell, name)
+  if cell == FIRST_CELL then return prefix .. ':' .. name end
+  return prefix .. ':' .. name .. '@' .. cell
+end
+
+local function cell_of(context, id)
+  return redis.call('HGET', model_row(context, id), 'cell') or FIRST_CELL
+end
+
+local function slots_of(context, id)
+  return cell_key(context.prefix, cell_of(context, id), 'slots')
+end
+
+-- All there are, the first one always.
+local function known_cells(prefix)
+  local cells = { FIRST_CELL }
+  for _, cell in ipairs(redis.call('SMEMBERS', prefix .. ':cells')) do table.insert(cells, cell) end
+  return cells
+end
+
 -- What a tenant occupies in the pool, see _quota.lua.
 local function usage_key(context, tenant)
   return context.prefix .. ':usage:' .. tenant

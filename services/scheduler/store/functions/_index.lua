@@ -1,17 +1,17 @@
--- Where the dispatcher looks for a model, by the phase of its slot (_seats.lua):
+-- Where the dispatcher of its cell looks for a model, by the phase of its slot (_seats.lua):
 --   active      live, with a command to run           -> arrival of that command
 --   seekers     unseated, and something waits for it  -> since when, ms
 --   recovering  its slot is being filled              -> since when, ms
 --   unseated    every unseated one                    -> last request, ms; 0 = it was paged out
 --   durables    live, and a durable point is due      -> not before, ms
 
-local function index_key(context, name)
-  return context.prefix .. ':' .. name
+local function index_key(context, id, name)
+  return cell_key(context.prefix, cell_of(context, id), name)
 end
 
 local function leave_indexes(context, id)
   for _, name in ipairs({ 'active', 'seekers', 'recovering', 'unseated', 'durables' }) do
-    redis.call('ZREM', index_key(context, name), id)
+    redis.call('ZREM', index_key(context, id, name), id)
   end
 end
 
@@ -19,13 +19,13 @@ end
 local function index_model(context, id, head, captures)
   local phase = redis.call('HGET', model_row(context, id), 'phase') or 'live'
   if head and phase == 'live' then
-    redis.call('ZADD', index_key(context, 'active'), redis.call('HGET', request_row(context, head), 'arrival'), id)
+    redis.call('ZADD', index_key(context, id, 'active'), redis.call('HGET', request_row(context, head), 'arrival'), id)
   else
-    redis.call('ZREM', index_key(context, 'active'), id)
+    redis.call('ZREM', index_key(context, id, 'active'), id)
   end
   if phase == 'unseated' and (head or captures > 0) then
-    redis.call('ZADD', index_key(context, 'seekers'), 'NX', int(context.now), id)
+    redis.call('ZADD', index_key(context, id, 'seekers'), 'NX', int(context.now), id)
   else
-    redis.call('ZREM', index_key(context, 'seekers'), id)
+    redis.call('ZREM', index_key(context, id, 'seekers'), id)
   end
 end

@@ -74,8 +74,8 @@ local function log_full(limit, bytes, base_pos, barrier_pos)
 end
 
 -- Bytes; 0 = none.
-local function log_limit(prefix)
-  return tonumber(redis.call('HGET', prefix .. ':cell', 'log_limit') or 0)
+local function log_limit(prefix, cell)
+  return tonumber(redis.call('HGET', cell_key(prefix, cell, 'cell'), 'log_limit') or 0)
 end
 
 -- The files go later: the sweeper reads this list.

@@ -35,9 +35,9 @@ local function release_slot(context, id)
     return
   end
   if touched == '1' then
-    redis.call('HSET', context.prefix .. ':slots', slot, 'unload:' .. id)
+    redis.call('HSET', slots_of(context, id), slot, 'unload:' .. id)
   else
-    redis.call('HSET', context.prefix .. ':slots', slot, '')
+    redis.call('HSET', slots_of(context, id), slot, '')
     settle_unload(context, id)
   end
   redis.call('HSET', row, 'slot', '')
@@ -60,7 +60,7 @@ local function bury(context, id, category, reason)
     redis.call('HINCRBY', usage_key(context, redis.call('HGET', row, 'tenant')), 'models', -1)
   end
   leave_indexes(context, id)
-  redis.call('ZREM', context.prefix .. ':creates', id)
+  redis.call('ZREM', index_key(context, id, 'creates'), id)
   redis.call('ZREM', context.prefix .. ':gaps', id)
   redis.call('ZADD', context.prefix .. ':closed', int(context.now), id)
   release_slot(context, id)
@@ -82,7 +82,7 @@ local function close_model(context, id, category, reason)
     redis.call('HSET', row, 'doomed', '1', 'ending', '1', 'reason', reason, 'reason_category', int(category))
     if state == 'open' then redis.call('HSET', row, 'state', 'closing') end
     leave_indexes(context, id)
-    redis.call('ZREM', context.prefix .. ':creates', id)
+    redis.call('ZREM', index_key(context, id, 'creates'), id)
   end
   if tonumber(inflight or 0) == 0 then bury_for_its_reason(context, id) end
 end
@@ -103,8 +103,9 @@ local WINDOW_FULL = 'the open gradient window of this model holds as many bytes 
 -- What a queued command fails with in its turn, '' = it runs.
 local function problem_of(context, id, op, rejected)
   if rejected ~= '' or op ~= 'forward_backward' then return rejected end
-  local sizes = redis.call('HMGET', model_row(context, id), 'log_bytes', 'base_pos', 'barrier_pos')
-  return log_full(log_limit(context.prefix), unpack(sizes, 1, 3)) == 'window' and WINDOW_FULL or ''
+  local sizes = redis.call('HMGET', model_row(context, id), 'log_bytes', 'base_pos', 'barrier_pos', 'cell')
+  local limit = log_limit(context.prefix, sizes[4] or FIRST_CELL)
+  return log_full(limit, unpack(sizes, 1, 3)) == 'window' and WINDOW_FULL or ''
 end
 
 local function passed(state)
@@ -159,9 +160,9 @@ local function advance(context, id)
 end
 
 -- With paging somebody gives up a slot in a moment.
-local function waits_in_vain(context)
-  if redis.call('HGET', context.prefix .. ':cell', 'paging') == '1' then return false end
-  local holders = redis.call('HVALS', context.prefix .. ':slots')
+local function waits_in_vain(context, id)
+  if redis.call('HGET', index_key(context, id, 'cell'), 'paging') == '1' then return false end
+  local holders = redis.call('HVALS', slots_of(context, id))
   for _, holder in ipairs(holders) do
     if holder == '' then return false end
   end
@@ -174,7 +175,7 @@ local function end_model(context, id, reason)
   local row = model_row(context, id)
   local state, ending, inflight = unpack(redis.call('HMGET', row, 'state', 'ending', 'inflight'))
   if not state or state == 'closed' or ending == '1' then return end
-  if state == 'creating' and tonumber(inflight or 0) == 0 and waits_in_vain(context) then
+  if state == 'creating' and tonumber(inflight or 0) == 0 and waits_in_vain(context, id) then
     close_model(context, id, USER, reason)
     return
   end

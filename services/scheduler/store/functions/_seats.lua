@@ -18,8 +18,8 @@ local function restore_text(context, id)
   return '; no checkpoint of this model was saved: create a new model'
 end
 
-local function settings_of(context)
-  local steps, bytes, idle, deaths = unpack(redis.call('HMGET', context.prefix .. ':cell', 'durable_steps',
+local function settings_of(context, cell)
+  local steps, bytes, idle, deaths = unpack(redis.call('HMGET', cell_key(context.prefix, cell, 'cell'), 'durable_steps',
     'durable_bytes', 'durable_idle_ms', 'poison_deaths'))
   return { steps = tonumber(steps or 16), bytes = tonumber(bytes or 268435456), idle = tonumber(idle or 60000),
     deaths = tonumber(deaths or 2) }
@@ -30,12 +30,12 @@ end
 local function note_durable(context, id)
   local fields = redis.call('HMGET', model_row(context, id), 'phase', 'steps_since', 'log_bytes', 'base_pos', 'barrier_pos',
     'durable_soon', 'durable_after', 'base')
-  local key = index_key(context, 'durables')
+  local key = index_key(context, id, 'durables')
   if fields[1] ~= 'live' or (fields[8] or '') == '' or redis.call('HEXISTS', context.prefix .. ':durables_running', id) == 1 then
     redis.call('ZREM', key, id)
     return
   end
-  local settings, due = settings_of(context), nil
+  local settings, due = settings_of(context, cell_of(context, id)), nil
   local uncovered = tonumber(fields[5] or 0) > tonumber(fields[4] or 0)
   if fields[6] == '1' or (uncovered and (tonumber(fields[2] or 0) >= settings.steps or tonumber(fields[3] or 0) >= settings.bytes)) then
     due = tonumber(fields[7] or 0)
@@ -54,7 +54,7 @@ local function unseat(context, id, score)
   redis.call('HSET', model_row(context, id), 'phase', 'unseated', 'slot', '', 'touched', '')
   redis.call('HDEL', context.prefix .. ':durables_running', id)
   leave_indexes(context, id)
-  redis.call('ZADD', index_key(context, 'unseated'), score, id)
+  redis.call('ZADD', index_key(context, id, 'unseated'), score, id)
   advance(context, id)
 end
 
@@ -87,8 +87,9 @@ local function replayed_to(context, id, applied)
 end
 
 -- How often restoring this model has failed in turn on the trainer of now: what another one did says nothing.
-local function count_fault(context, row)
-  local life = redis.call('HGET', context.prefix .. ':cell', 'incarnation') or ''
+local function count_fault(context, id)
+  local row = model_row(context, id)
+  local life = redis.call('HGET', index_key(context, id, 'cell'), 'incarnation') or ''
   if redis.call('HGET', row, 'faults_of') ~= life then redis.call('HSET', row, 'faults_of', life, 'replay_faults', '0') end
   return redis.call('HINCRBY', row, 'replay_faults', 1)
 end
@@ -102,7 +103,7 @@ local function seat_failed(context, id, message, shared, cause)
   if shared then
     redis.call('HSET', row, 'replay_alone', '1')
   else
-    local faults = count_fault(context, row)
+    local faults = count_fault(context, id)
     if faults >= MAX_FAULTS[cause] then
       close_model(context, id, SERVER, 'recovery failed: ' .. message .. restore_text(context, id))
       return

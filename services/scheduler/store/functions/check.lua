@@ -188,8 +188,14 @@ register('check_lost_payloads', function(keys, args)
 end)
 
 local function drop_from_indexes(context, id)
-  for _, name in ipairs({ ':active', ':creates', ':gaps', ':seekers', ':recovering', ':unseated', ':durables' }) do
-    if redis.call('ZREM', context.prefix .. name, id) == 1 then found(context, 'index_of_closed_model', id) end
+  local names = { context.prefix .. ':gaps' }
+  for _, cell in ipairs(known_cells(context.prefix)) do
+    for _, name in ipairs({ 'active', 'creates', 'seekers', 'recovering', 'unseated', 'durables' }) do
+      table.insert(names, cell_key(context.prefix, cell, name))
+    end
+  end
+  for _, name in ipairs(names) do
+    if redis.call('ZREM', name, id) == 1 then found(context, 'index_of_closed_model', id) end
   end
 end
 
@@ -235,16 +241,16 @@ register('check_log', function(keys, args)
 end)
 
 local function check_open_model(context, id, state)
-  local active = redis.call('ZSCORE', context.prefix .. ':active', id)
-  local waiting = redis.call('ZSCORE', context.prefix .. ':creates', id)
+  local active = redis.call('ZSCORE', index_key(context, id, 'active'), id)
+  local waiting = redis.call('ZSCORE', index_key(context, id, 'creates'), id)
   advance(context, id)
-  if not active and redis.call('ZSCORE', context.prefix .. ':active', id) then found(context, 'model_not_active', id) end
+  if not active and redis.call('ZSCORE', index_key(context, id, 'active'), id) then found(context, 'model_not_active', id) end
   if state ~= 'creating' or waiting then return end
   local key = redis.call('HGET', queue_of(context, id), '0')
   local row = key and read_row(context, key)
   if row and row.state == 'queued' and redis.call('HGET', request_row(context, key), 'rejected') == '' then
     found(context, 'create_not_queued', id)
-    redis.call('ZADD', context.prefix .. ':creates', row.arrival, id)
+    redis.call('ZADD', index_key(context, id, 'creates'), row.arrival, id)
     context.wake = true
   end
 end
@@ -264,8 +270,8 @@ register('check_models', function(keys, args)
   return report(context)
 end)
 
-local function check_slots(context)
-  local slots = context.prefix .. ':slots'
+local function check_slots(context, cell)
+  local slots = cell_key(context.prefix, cell, 'slots')
   local flat = redis.call('HGETALL', slots)
   for index = 1, #flat, 2 do
     local holder = flat[index + 1]
@@ -300,7 +306,7 @@ register('check_units', function(keys, args)
       end
     end
   end
-  check_slots(context)
+  for _, cell in ipairs(known_cells(context.prefix)) do check_slots(context, cell) end
   return report(context)
 end)
 
@@ -314,7 +320,7 @@ local INDEXES = {
 -- args: retention_ms, name of an index, members of it. Those that name nothing go.
 register('check_index', function(keys, args)
   local context, name = open_report(keys[1], args[1]), args[2]
-  local command, kind = unpack(INDEXES[name])
+  local command, kind = unpack(INDEXES[string.match(name, '^[^@]+')])  -- name, or name@cell
   for index = 3, #args do
     if redis.call('EXISTS', context.prefix .. kind .. args[index]) == 0
       and redis.call(command, context.prefix .. ':' .. name, args[index]) == 1 then

@@ -15,7 +15,7 @@ local function wait_again(context, id)
   local row = request_row(context, key)
   if redis.call('HGET', row, 'state') == 'running' then note_event(context, row, 'queued', '', '', LOST) end
   redis.call('HSET', row, 'state', 'queued', 'issued', '0', 'flying', '0')
-  redis.call('ZADD', context.prefix .. ':creates', redis.call('HGET', request_row(context, key), 'arrival'), id)
+  redis.call('ZADD', index_key(context, id, 'creates'), redis.call('HGET', request_row(context, key), 'arrival'), id)
   if redis.call('HGET', model_row(context, id), 'doomed') == '1' then close_model(context, id, SERVER, '') end
 end
 
@@ -44,9 +44,13 @@ local function lose_slot(context, slot, holder)
 end
 
 -- A save that was captured and not published is run again where it stands in its model's log.
-local function lose_captured(context)
-  local captured = redis.call('SMEMBERS', context.prefix .. ':capturing')
-  redis.call('DEL', context.prefix .. ':capturing')
+local function lose_captured(context, cell)
+  local captured = {}
+  for _, key in ipairs(redis.call('SMEMBERS', context.prefix .. ':capturing')) do
+    local id = redis.call('HGET', request_row(context, key), 'parent')
+    if id and cell_of(context, id) == cell then table.insert(captured, key) end
+  end
+  for _, key in ipairs(captured) do redis.call('SREM', context.prefix .. ':capturing', key) end
   for _, key in ipairs(captured) do
     local id, logged = unpack(redis.call('HMGET', request_row(context, key), 'parent', 'logged'))
     if not logged then
@@ -83,8 +87,11 @@ local function take_back(context, item, deaths)
   end
 end
 
-local function lose_unit(context, unit, deaths)
-  local state, items, not_run = unpack(redis.call('HMGET', unit_key(context.prefix, unit), 'state', 'items', 'not_run'))
+local function lose_unit(context, cell, unit, deaths)
+  local state, items, not_run, at =
+    unpack(redis.call('HMGET', unit_key(context.prefix, unit), 'state', 'items', 'not_run', 'cell'))
+  if (at or FIRST_CELL) ~= cell then return end
+  redis.call('SREM', context.prefix .. ':units', unit)
   if state ~= 'running' then return end
   for _, item in ipairs(cjson.decode(items)) do
     if not_run == '1' then give_back(context, item) else take_back(context, item, deaths) end
@@ -94,8 +101,8 @@ local function lose_unit(context, unit, deaths)
 end
 
 -- A command, or a replay, that stopped the trainer too often is not tried once more (MESH-04).
-local function count_deaths(context, deaths)
-  local limit = settings_of(context).deaths
+local function count_deaths(context, cell, deaths)
+  local limit = settings_of(context, cell).deaths
   for key, item in pairs(deaths.commands) do
     local died = redis.call('HINCRBY', request_row(context, key), 'deaths', 1)
     if died >= limit then
@@ -117,21 +124,28 @@ local function count_deaths(context, deaths)
   end
 end
 
-local function lose_trainer(context)
-  local deaths, lost = { commands = {}, models = {} }, 0
-  for _, unit in ipairs(redis.call('SMEMBERS', context.prefix .. ':units')) do lose_unit(context, unit, deaths) end
-  for _, id in ipairs(redis.call('HKEYS', context.prefix .. ':durables_running')) do
-    redis.call('HSET', model_row(context, id), 'durable_soon', '1')  -- why it was due holds still
+local function lose_durables(context, cell)
+  local running = context.prefix .. ':durables_running'
+  for _, id in ipairs(redis.call('HKEYS', running)) do
+    if cell_of(context, id) == cell then
+      redis.call('HSET', model_row(context, id), 'durable_soon', '1')  -- why it was due holds still
+      redis.call('HDEL', running, id)
+    end
   end
-  redis.call('DEL', context.prefix .. ':units', context.prefix .. ':durables_running')
-  local flat = redis.call('HGETALL', context.prefix .. ':slots')
+end
+
+local function lose_trainer(context, cell)
+  local deaths, lost, slots = { commands = {}, models = {} }, 0, cell_key(context.prefix, cell, 'slots')
+  for _, unit in ipairs(redis.call('SMEMBERS', context.prefix .. ':units')) do lose_unit(context, cell, unit, deaths) end
+  lose_durables(context, cell)
+  local flat = redis.call('HGETALL', slots)
   for index = 1, #flat, 2 do
     if flat[index + 1] ~= '' then lost = lost + 1 end
     lose_slot(context, flat[index], flat[index + 1])
   end
-  redis.call('DEL', context.prefix .. ':slots')
-  lose_captured(context)
-  count_deaths(context, deaths)
+  redis.call('DEL', slots)
+  lose_captured(context, cell)
+  count_deaths(context, cell, deaths)
   redis.call('HINCRBY', context.prefix .. ':counters', 'trainers_lost_total', 1)
   return lost
 end
@@ -145,55 +159,86 @@ local function supersede(context, incarnation)
   redis.call('ZREMRANGEBYRANK', superseded, 0, -SUPERSEDED_KEPT - 1)
 end
 
--- args: term, incarnation. The token of the takeover that follows: above every earlier one, also of a
--- Redis that has forgotten some.
+-- args: term, cell, incarnation ('' = nobody, whoever it was). The token of the takeover that follows: above
+-- every earlier one of the cell, also of a Redis that has forgotten some.
 register('takeover_token', function(keys, args)
   local stale = stale_term(keys[1], args[1])
   if stale then return stale end
-  if redis.call('ZSCORE', keys[1] .. ':superseded', args[2]) then
-    return refuse('unavailable', 'incarnation ' .. args[2] .. ' was superseded; its process must end and start anew')
+  if redis.call('ZSCORE', keys[1] .. ':superseded', args[3]) then
+    return refuse('unavailable', 'incarnation ' .. args[3] .. ' was superseded; its process must end and start anew')
   end
-  local cell = keys[1] .. ':cell'
+  local cell = cell_key(keys[1], args[2], 'cell')
   local token = math.max(tonumber(redis.call('HGET', cell, 'token') or 0) + 1, now_ms())
   redis.call('HSET', cell, 'token', int(token))
   return int(token)
 end)
 
--- args: term, retention_ms, incarnation, slots, poison deaths, steps, bytes and idle ms that make a durable
--- point due, 1 = paging, bytes of a full log (0 = no limit). Makes the pool's slots those of this trainer. With another incarnation than before everything the
--- old one held is gone: its models lose their seats, what it was running waits again. Repeatable. Answers
+-- The other cell whose trainer this is, or nil.
+local function driven_elsewhere(prefix, cell, incarnation)
+  for _, other in ipairs(known_cells(prefix)) do
+    if other ~= cell and redis.call('HGET', cell_key(prefix, other, 'cell'), 'incarnation') == incarnation then return other end
+  end
+end
+
+-- args: term, retention_ms, cell, incarnation, slots, poison deaths, steps, bytes and idle ms that make a durable
+-- point due, 1 = paging, bytes of a full log (0 = no limit). Makes the cell's slots those of this trainer. With another incarnation than before everything
+-- the old one held is gone: its models lose their seats, what it was running waits again. Repeatable. Answers
 -- how many held slots were lost.
 register('cell_adopt', function(keys, args)
   local stale = stale_term(keys[1], args[1])
   if stale then return stale end
-  local context = begin(keys[1], args[2])
-  local cell, slots, lost = context.prefix .. ':cell', context.prefix .. ':slots', 0
-  local known = redis.call('HGET', cell, 'incarnation')
-  redis.call('HSET', cell, 'poison_deaths', args[5], 'durable_steps', args[6], 'durable_bytes', args[7],
-    'durable_idle_ms', args[8], 'paging', args[9], 'log_limit', args[10])
-  if known and known ~= args[3] then
-    supersede(context, known)
-    lost = lose_trainer(context)
+  local context, name, incarnation = begin(keys[1], args[2]), args[3], args[4]
+  local other = driven_elsewhere(context.prefix, name, incarnation)
+  if other then
+    return refuse('unavailable', 'incarnation ' .. incarnation .. ' is the trainer of cell ' .. other .. ', not of cell ' .. name)
   end
-  for slot = 0, tonumber(args[4]) - 1 do redis.call('HSETNX', slots, int(slot), '') end
-  redis.call('HSET', cell, 'incarnation', args[3])  -- last: until then another try begins anew
+  local cell, slots, lost = cell_key(context.prefix, name, 'cell'), cell_key(context.prefix, name, 'slots'), 0
+  local known = redis.call('HGET', cell, 'incarnation')
+  redis.call('HSET', cell, 'poison_deaths', args[6], 'durable_steps', args[7], 'durable_bytes', args[8],
+    'durable_idle_ms', args[9], 'paging', args[10], 'log_limit', args[11])
+  if known and known ~= incarnation then
+    supersede(context, known)
+    lost = lose_trainer(context, name)
+  end
+  for slot = 0, tonumber(args[5]) - 1 do redis.call('HSETNX', slots, int(slot), '') end
+  redis.call('HSET', cell, 'incarnation', incarnation)  -- last: until then another try begins anew
+  if name ~= FIRST_CELL then redis.call('SADD', context.prefix .. ':cells', name) end
   context.wake = true
   finish(context)
   return lost
 end)
 
--- args: term, retention_ms, model. Gives up the slot of a live model that nothing runs on; its base and its
--- log bring it back. Answers OK, or stale when that is not so any more.
+-- args: term, retention_ms, cell. Its trainer is given up for good, and must not publish any more: what it held is lost
+-- as at its death, and its models wait for a slot anywhere. Repeatable. Answers how many held slots were lost.
+register('cell_lose', function(keys, args)
+  local stale = stale_term(keys[1], args[1])
+  if stale then return stale end
+  local context, lost = begin(keys[1], args[2]), 0
+  local cell = cell_key(context.prefix, args[3], 'cell')
+  local known = redis.call('HGET', cell, 'incarnation')
+  if known then
+    supersede(context, known)
+    lost = lose_trainer(context, args[3])
+    redis.call('HDEL', cell, 'incarnation', 'broken', 'broken_reason')
+    context.wake = true
+  end
+  finish(context)
+  return lost
+end)
+
+-- args: term, retention_ms, model, 1 = its trainer is being emptied. Gives up the slot of a live model that nothing
+-- runs on; its base and its log bring it back. Answers OK, or stale when that is not so any more.
 register('train_unseat', function(keys, args)
   local stale = stale_term(keys[1], args[1])
   if stale then return stale end
   local context, id = begin(keys[1], args[2]), args[3]
   local row = redis.call('HMGET', model_row(context, id), 'phase', 'inflight', 'slot', 'doomed', 'base')
   local busy = row[2] ~= '0' or redis.call('HEXISTS', context.prefix .. ':durables_running', id) == 1
-  if row[1] ~= 'live' or busy or not row[3] or row[3] == '' or row[4] == '1' or (row[5] or '') == '' then
+  local seated = row[1] == 'live' or (args[4] == '1' and row[1] == 'replaying')
+  if not seated or busy or not row[3] or row[3] == '' or row[4] == '1' or (row[5] or '') == '' then
     return 'stale'
   end
-  redis.call('HINCRBY', context.prefix .. ':counters', 'pages_total', 1)
+  if args[4] ~= '1' then redis.call('HINCRBY', context.prefix .. ':counters', 'pages_total', 1) end
   release_slot(context, id)
   unseat(context, id, '0')
   finish(context)

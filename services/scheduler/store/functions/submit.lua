@@ -79,7 +79,8 @@ register('train_submit', function(keys, args)
   return admitted(context, request_id)
 end)
 
--- args as train_submit (seq is 0), then base_model, layout, user_metadata before the limits.
+-- args as train_submit (seq is 0), then base_model, layout, user_metadata, cells to choose from (by spaces, '' = the
+-- first) before the limits.
 register('train_create', function(keys, args)
   local context, a = begin(keys[1], args[1]), arguments(args)
   local answer = checked(context, a)
@@ -91,6 +92,7 @@ register('train_create', function(keys, args)
   if busy then return busy end
 
   local request_id, arrival = store_row(context, a)
+  settle_in(context, a.model, emptiest(context, args[21]) or FIRST_CELL)
   redis.call('HSET', model_row(context, a.model), 'tenant', a.tenant, 'session', a.session, 'state', 'creating',
     'next_seq', '0', 'inflight', '0', 'slot', '', 'load_number', '0', 'window_rejected', '0', 'snapshots', '0',
     'counted', '1', 'base_model', args[18], 'layout', args[19], 'user_metadata', args[20],
@@ -98,7 +100,7 @@ register('train_create', function(keys, args)
   redis.call('HSET', queue_of(context, a.model), '0', a.key)
   redis.call('SADD', context.prefix .. ':session_models:' .. a.session, a.model)
   redis.call('HINCRBY', usage_key(context, a.tenant), 'models', 1)
-  if a.rejected == '' then redis.call('ZADD', context.prefix .. ':creates', arrival, a.model) end
+  if a.rejected == '' then redis.call('ZADD', index_key(context, a.model, 'creates'), arrival, a.model) end
   advance(context, a.model)
   return admitted(context, request_id)
 end)

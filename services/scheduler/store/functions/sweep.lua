@@ -73,13 +73,16 @@ end)
 register('cell_repair', function(keys, args)
   local stale = stale_term(keys[1], args[1])
   if stale then return stale end
-  local slots, tried = keys[1] .. ':slots', 0
-  local flat = redis.call('HGETALL', slots)
-  for index = 1, #flat, 2 do
-    local id = string.match(flat[index + 1], '^quarantine:(.*)$')
-    if id then
-      redis.call('HSET', slots, flat[index], 'unload:' .. id)
-      tried = tried + 1
+  local tried = 0
+  for _, cell in ipairs(known_cells(keys[1])) do
+    local slots = cell_key(keys[1], cell, 'slots')
+    local flat = redis.call('HGETALL', slots)
+    for index = 1, #flat, 2 do
+      local id = string.match(flat[index + 1], '^quarantine:(.*)$')
+      if id then
+        redis.call('HSET', slots, flat[index], 'unload:' .. id)
+        tried = tried + 1
+      end
     end
   end
   return tried

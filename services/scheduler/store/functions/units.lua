@@ -2,11 +2,16 @@
 
 local STALE = 'stale'
 
+-- Whose slots the items of the unit name: a model that gave one up may be in another cell by now.
+local function in_cell(context, cell)
+  context.cell, context.slots = cell, cell_key(context.prefix, cell, 'slots')
+end
+
 local function may_recover(context, item)
   local row = redis.call('HMGET', model_row(context, item.m), 'phase', 'doomed', 'slot', 'applied', 'inflight')
   if row[2] == '1' or tonumber(row[5] or 0) ~= 0 then return false end
   if item.x == 'seat' then
-    return row[1] == 'unseated' and redis.call('HGET', context.prefix .. ':slots', item.s) == ''
+    return row[1] == 'unseated' and redis.call('HGET', context.slots, item.s) == ''
   end
   if row[3] ~= item.s then return false end
   if item.x == 'durable' then
@@ -15,15 +20,17 @@ local function may_recover(context, item)
   return row[1] == 'replaying' and tonumber(row[4]) + item.z == item.q
 end
 
+-- A slot is emptied for whoever left it; whatever else is done is done for a model of this cell.
 local function may_issue(context, item)
+  if not item.k and not item.x then return redis.call('HGET', context.slots, item.s) == 'unload:' .. item.m end
+  if cell_of(context, item.m) ~= context.cell then return false end
   if item.x then return may_recover(context, item) end
-  if not item.k then return redis.call('HGET', context.prefix .. ':slots', item.s) == 'unload:' .. item.m end
   local state, issued, datums = unpack(redis.call('HMGET', request_row(context, item.k), 'state', 'issued', 'datums'))
   local model_state, doomed, phase = unpack(redis.call('HMGET', model_row(context, item.m), 'state', 'doomed', 'phase'))
   if doomed == '1' or (state ~= 'queued' and state ~= 'running') then return false end
   if tonumber(issued) ~= item.f or item.f + item.n > tonumber(datums) then return false end
   if item.c == 1 then
-    return model_state == 'creating' and redis.call('HGET', context.prefix .. ':slots', item.s) == ''
+    return model_state == 'creating' and redis.call('HGET', context.slots, item.s) == ''
   end
   return (model_state == 'open' or model_state == 'closing') and (phase or 'live') == 'live'
 end
@@ -32,12 +39,12 @@ local function mark_recovering(context, item, unit)
   local model = model_row(context, item.m)
   redis.call('HINCRBY', model, 'inflight', 1)
   if item.x == 'seat' then
-    redis.call('HSET', context.prefix .. ':slots', item.s, item.m)
+    redis.call('HSET', context.slots, item.s, item.m)
     redis.call('HSET', model, 'slot', item.s, 'home', item.s, 'touched', '1', 'phase', 'seating')
     leave_indexes(context, item.m)
-    redis.call('ZADD', index_key(context, 'recovering'), int(context.now), item.m)
+    redis.call('ZADD', index_key(context, item.m, 'recovering'), int(context.now), item.m)
   elseif item.x == 'durable' then
-    redis.call('ZREM', index_key(context, 'durables'), item.m)
+    redis.call('ZREM', index_key(context, item.m, 'durables'), item.m)
     redis.call('HSET', context.prefix .. ':durables_running', item.m, unit)
   end
 end
@@ -56,13 +63,13 @@ local function mark_issued(context, item, unit, incarnation)
   end
   redis.call('HINCRBY', model, 'inflight', 1)
   if item.c == 1 then
-    redis.call('HSET', context.prefix .. ':slots', item.s, item.m)
+    redis.call('HSET', context.slots, item.s, item.m)
     redis.call('HSET', model, 'slot', item.s, 'home', item.s, 'touched', '1')
-    redis.call('ZREM', context.prefix .. ':creates', item.m)
+    redis.call('ZREM', index_key(context, item.m, 'creates'), item.m)
   end
 end
 
--- args: term, unit id, incarnation, work, items (JSON), virtual time, then tenant and tag pairs.
+-- args: term, unit id, cell, incarnation, work, items (JSON), virtual time, then tenant and tag pairs.
 -- An item is {k=request key, m=model, f=first datum, n=datums, o=op, s=slot, c=1 for creates}; an
 -- unload has no k. x marks what recovery does: seat, replay (of log position q, the z-th of its model
 -- in this unit) or durable. Answers OK, or stale when the view has changed: nothing was written then.
@@ -71,7 +78,9 @@ register('unit_issue', function(keys, args)
   if stale then return stale end
   local context, unit = begin(keys[1], 0), unit_key(keys[1], args[2])
   if redis.call('EXISTS', unit) == 1 then return 'OK' end
-  local items = cjson.decode(args[5])
+  in_cell(context, args[3])
+  if redis.call('HGET', cell_key(keys[1], args[3], 'cell'), 'incarnation') ~= args[4] then return STALE end
+  local items = cjson.decode(args[6])
   for _, item in ipairs(items) do
     if not may_issue(context, item) then return STALE end
   end
@@ -83,13 +92,12 @@ register('unit_issue', function(keys, args)
       mark_issued(context, item, args[2], args[3])
     end
   end
-  redis.call('HSET', unit, 'term', args[1], 'incarnation', args[3], 'state', 'running', 'work', args[4],
-    'items', args[5], 'issued_ms', int(context.now))
+  redis.call('HSET', unit, 'term', args[1], 'cell', args[3], 'incarnation', args[4], 'state', 'running',
+    'work', args[5], 'items', args[6], 'issued_ms', int(context.now))
   redis.call('SADD', context.prefix .. ':units', args[2])
-  redis.call('HSET', context.prefix .. ':served', '', args[6])
-  for index = 7, #args, 2 do
-    redis.call('HSET', context.prefix .. ':served', args[index], args[index + 1])
-  end
+  local served = cell_key(keys[1], args[3], 'served')
+  redis.call('HSET', served, '', args[7])
+  for index = 8, #args, 2 do redis.call('HSET', served, args[index], args[index + 1]) end
   return 'OK'
 end)
 
@@ -174,12 +182,12 @@ local function slot_left(context, id, category, failure)
 end
 
 function act.unloaded(context, item)
-  redis.call('HSET', context.prefix .. ':slots', item.s, '')
+  redis.call('HSET', context.slots, item.s, '')
   slot_left(context, item.m)
 end
 
 function act.quarantine(context, item, message)
-  redis.call('HSET', context.prefix .. ':slots', item.s, 'quarantine:' .. item.m)
+  redis.call('HSET', context.slots, item.s, 'quarantine:' .. item.m)
   slot_left(context, item.m, SERVER, 'the slot could not be unloaded and stays out of use until repaired: ' .. message)
 end
 
@@ -271,8 +279,9 @@ register('unit_settle', function(keys, args)
   local stale = stale_term(keys[1], args[1])
   if stale then return stale end
   local context, unit = begin(keys[1], args[2]), unit_key(keys[1], args[3])
-  local state, text = unpack(redis.call('HMGET', unit, 'state', 'items'))
+  local state, text, cell = unpack(redis.call('HMGET', unit, 'state', 'items', 'cell'))
   if state ~= 'running' then return 'settled' end
+  in_cell(context, cell or FIRST_CELL)
   local items = cjson.decode(text)
   local problem = settle_problem(items, args)
   if problem then return refuse('contract_violation', problem) end
@@ -310,9 +319,9 @@ register('train_refuse', function(keys, args)
   return 'OK'
 end)
 
--- args: term. Nothing is waiting: nobody owes anybody a turn.
+-- args: term, cell. Nothing is waiting: nobody owes anybody a turn.
 register('clock_reset', function(keys, args)
   local stale = stale_term(keys[1], args[1])
   if stale then return stale end
-  return redis.call('DEL', keys[1] .. ':served')
+  return redis.call('DEL', cell_key(keys[1], args[2], 'served'))
 end)

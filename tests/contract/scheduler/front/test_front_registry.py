@@ -130,12 +130,13 @@ async def test_drained_trainer_gets_no_work_until_it_resumes(replica: Replica) -
     parts = replica.app._parts
     assert parts is not None
     directory = parts.directory
-    assert (await directory.trainer("double")) is not None
+    assert (await directory.cells("double"))["0"].serving is not None
     await replica.admin.DrainTrainer(admin_pb2.DrainTrainerRequest(pool="double", trainer_id="trainer"))
-    assert await directory.trainer("double") is None
-    assert await directory.draining("double")
+    drained = (await directory.cells("double"))["0"]
+    assert drained.serving is None
+    assert drained.drained is not None
     await replica.admin.ResumeTrainer(admin_pb2.ResumeTrainerRequest(pool="double", trainer_id="trainer"))
-    assert (await directory.trainer("double")) is not None
+    assert (await directory.cells("double"))["0"].serving is not None
     async with refused(UnknownId):
         await replica.admin.DrainTrainer(admin_pb2.DrainTrainerRequest(pool="double", trainer_id="nobody"))
 
