@@ -30,7 +30,7 @@ SERVICES: dict[str, tuple[type[msgspec.Struct], set[str]]] = {
     "scheduler": (SchedulerSettings, OWNED | {"redis_url", "redis_password_file", "replica", "samplers"}),
     "trainer": (
         TrainerSettings,
-        OWNED | ENGINE | {"trainer_id", "tp", "dp", "pp", "ep", "cp", "rendezvous", "rank", "engine"},
+        OWNED | ENGINE | {"trainer_id", "cell", "tp", "dp", "pp", "ep", "cp", "rendezvous", "rank", "engine"},
     ),
     "sampler": (SamplerSettings, OWNED | ENGINE | {"sampler_id"}),
 }
@@ -187,6 +187,7 @@ def trainer() -> Schema:
         pod(
             image=image(),
             launcher=one_of("statefulset", "leaderworkerset"),
+            replicas=integer(1, 64),
             nodes=integer(1),
             gpusPerNode=integer(0, 64),
             tensorParallel=integer(1),

@@ -309,6 +309,7 @@ POOLS = [
     ),
     Switch(f"{P}.model.subPath", "sub", f"{TRAINER}:{FIRST}.volumeMounts.3.subPath", "sub"),
     Switch(f"{T}.launcher", "leaderworkerset", "LeaderWorkerSet/trainer-p:spec.leaderWorkerTemplate.size", 2, NODES),
+    Switch(f"{T}.replicas", 3, f"{TRAINER}:spec.replicas", 3),
     Switch(f"{T}.nodes", 2, f"{TRAINER}:spec.replicas", 2, {"pools": {"p": {"trainer": {"dataParallel": 2}}}}),
     Switch(f"{T}.gpusPerNode", 1, f"{TRAINER}:{FIRST}.resources.limits.nvidia\\.com/gpu", "1"),
     Switch(f"{T}.tensorParallel", 2, f"{_TRAINER_MAP}TP", "2"),

@@ -19,6 +19,10 @@ UNFIT: list[tuple[str, list[dict[str, Any]]]] = [
     ),
     ("3 nodes cannot share", [at(T, {"nodes": 3, "dataParallel": 2})]),
     ("leaderworkerset is for 2 or more nodes", [at(f"{T}.launcher", "leaderworkerset")]),
+    (
+        "pools.p.trainer.replicas: 2 trainers of 2 nodes each need launcher leaderworkerset",
+        [at(T, {"replicas": 2, "nodes": 2, "dataParallel": 2})],
+    ),
     ("pools.p.trainer.terminationGracePeriodSeconds: 90 is less", [at(f"{T}.terminationGracePeriodSeconds", 90)]),
     ("pools.p.trainer.terminationGracePeriodSeconds: 600 is less", [at(f"{T}.settings.drainSeconds", 900)]),
     ("gateway.terminationGracePeriodSeconds: 45 is less", [at("gateway.preStopSeconds", 60)]),
@@ -63,6 +67,7 @@ UNEVEN = {
         f"{Q}.samplers.both.replicas", 5
     ),
     "the node has 8, the pools take 7": at(f"{Q}.samplers.both.replicas", 3),
+    "take 12 (pools.qwen3-8b.trainer 8, pools.qwen3-8b.samplers.both 4); take fewer": at(f"{Q}.trainer.replicas", 2),
     "the node has 4": at("singleNode.gpus", 4),
     "pools.qwen3-8b.trainer.nodes: 2, but singleNode": at(f"{Q}.trainer", {"nodes": 2, "gpusPerNode": 2}),
     "the pools take 12": at(f"{Q}.samplers.both.autoscaling", {"kind": "hpa", "maxReplicas": 8}),

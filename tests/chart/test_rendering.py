@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import pytest
@@ -132,6 +133,41 @@ def test_a_leader_worker_set_starts_and_restarts_as_a_group() -> None:
     assert "readinessProbe" in leader and "readinessProbe" not in worker
     assert '--node-rank="$LWS_WORKER_INDEX"' in worker["command"][2]
     assert "--master-addr=$(LWS_LEADER_ADDRESS)" in worker["command"]
+
+
+MANY = at("pools.p.trainer.replicas", 3)
+
+
+def cell_said_by(command: list[str], **variables: str) -> str:
+    """The cell that the container's command would start with, its program replaced."""
+    program = next(number for number, part in enumerate(command) if part in ("python", "torchrun"))
+    shell = command[2].replace("exec torchrun", 'exec "$@"; exec torchrun')
+    shown = [*command[:2], shell, "sh", "sh", "-c", "echo $TINKERMESH_TRAINER_CELL"]
+    assert program > 2
+    return subprocess.run(shown, env=variables, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_each_of_several_trainers_is_a_cell_with_an_address_of_its_own_GAP_17() -> None:
+    rendered = render(merged(BASE, MANY))
+    spec = rendered.get("StatefulSet/trainer-p")["spec"]  # type: ignore[index]
+    command = spec["template"]["spec"]["containers"][0]["command"]
+    assert command[-3:] == ["python", "-m", "services.trainer"]
+    assert [cell_said_by(command, HOSTNAME=f"t-tinkermesh-trainer-p-{n}") for n in (0, 2)] == ["0", "2"]
+    variables = rendered.environment("StatefulSet/trainer-p")
+    assert variables["TINKERMESH_TRAINER_ADVERTISE"] == "$(POD_NAME).t-tinkermesh-trainer-p.mesh.svc:7002"
+    assert "TINKERMESH_TRAINER_TRAINER_ID" not in variables
+    names = [entry["name"] for entry in spec["template"]["spec"]["containers"][0]["env"]]
+    assert names.index("POD_NAME") < names.index("TINKERMESH_TRAINER_ADVERTISE")
+
+
+def test_each_group_of_a_leader_worker_set_is_a_cell_GAP_17() -> None:
+    values = merged(BASE, NODES, MANY, at("pools.p.trainer.launcher", "leaderworkerset"))
+    spec = render(values).get("LeaderWorkerSet/trainer-p")["spec"]  # type: ignore[index]
+    assert spec["replicas"] == 3
+    for part in ("leaderTemplate", "workerTemplate"):
+        command = spec["leaderWorkerTemplate"][part]["spec"]["containers"][0]["command"]
+        leader = "t-tinkermesh-trainer-p-2.t-tinkermesh-trainer-p.mesh"
+        assert cell_said_by(command, LWS_LEADER_ADDRESS=leader) == "2"
 
 
 @pytest.mark.parametrize("helm", ["helm3", "helm4"])

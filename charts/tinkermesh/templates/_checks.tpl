@@ -82,6 +82,9 @@
 {{- if and (eq $trainer.launcher "leaderworkerset") (lt $nodes 2) -}}
 {{- fail (printf "%s.trainer.launcher: leaderworkerset is for 2 or more nodes" .path) -}}
 {{- end -}}
+{{- if and (gt (int $trainer.replicas) 1) (gt $nodes 1) (ne $trainer.launcher "leaderworkerset") -}}
+{{- fail (printf "%s.trainer.replicas: %d trainers of %d nodes each need launcher leaderworkerset; a StatefulSet is one trainer, or trainers of one node" .path (int $trainer.replicas) $nodes) -}}
+{{- end -}}
 {{- include "tinkermesh.checkGrace" (dict "path" (printf "%s.trainer" .path) "values" $trainer "drain" 60 "more" 30) -}}
 {{- end -}}
 
@@ -120,8 +123,9 @@
 {{- if gt (int $pool.trainer.nodes) 1 -}}
 {{- fail (printf "pools.%s.trainer.nodes: %d, but singleNode.gpus says that there is one node" $name (int $pool.trainer.nodes)) -}}
 {{- end -}}
-{{- $used = add $used (int $pool.trainer.gpusPerNode) -}}
-{{- $parts = append $parts (printf "pools.%s.trainer %d" $name (int $pool.trainer.gpusPerNode)) -}}
+{{- $taken := mul $pool.trainer.gpusPerNode $pool.trainer.replicas -}}
+{{- $used = add $used $taken -}}
+{{- $parts = append $parts (printf "pools.%s.trainer %d" $name $taken) -}}
 {{- range $role, $sampler := $pool.samplers -}}
 {{- $most := int $sampler.replicas -}}
 {{- if ne $sampler.autoscaling.kind "none" -}}{{- $most = int $sampler.autoscaling.maxReplicas -}}{{- end -}}

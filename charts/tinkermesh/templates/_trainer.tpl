@@ -1,7 +1,10 @@
 {{- define "tinkermesh.trainerSettings" -}}
 {{- with .pool.trainer -}}
 TINKERMESH_TRAINER_LISTEN: 0.0.0.0:7002
+{{- /* Of several each makes its own of its cell; the first of them has this one, too. */}}
+{{- if eq (int .replicas) 1 }}
 TINKERMESH_TRAINER_TRAINER_ID: trainer-{{ $.poolName }}
+{{- end }}
 TINKERMESH_TRAINER_TP: {{ .tensorParallel | int | quote }}
 TINKERMESH_TRAINER_DP: {{ .dataParallel | int | quote }}
 {{ include "tinkermesh.poolSettings" (dict "root" $.root "name" $.poolName "pool" $.pool "service" "trainer" "threads" .settings.threads) }}
@@ -10,19 +13,29 @@ TINKERMESH_TRAINER_DP: {{ .dataParallel | int | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* Where schedulers and ranks find rank 0: the first pod has a stable name. */}}
+{{/* Where schedulers and ranks find rank 0: pods of a StatefulSet have stable names. */}}
 {{- define "tinkermesh.trainerHost" -}}
 {{- if eq .pool.trainer.launcher "leaderworkerset" -}}
 $(LWS_LEADER_ADDRESS)
+{{- else if gt (int .pool.trainer.replicas) 1 -}}
+$(POD_NAME).{{ .name }}.{{ .root.Release.Namespace }}.svc
 {{- else -}}
 {{ .name }}-0.{{ .name }}.{{ .root.Release.Namespace }}.svc
 {{- end -}}
 {{- end -}}
 
-{{/* One process starts the ranks of one pod itself; several pods are started by torchrun. */}}
+{{/* One process starts the ranks of one pod itself; several pods are started by torchrun. Of several trainers each is
+the cell of its number: that of its pod, or of its group of pods. */}}
 {{- define "tinkermesh.trainerCommand" -}}
 {{- with .pool.trainer -}}
+{{- $many := gt (int .replicas) 1 -}}
 {{- if eq (int .nodes) 1 -}}
+{{- if $many -}}
+- sh
+- -c
+- export TINKERMESH_TRAINER_CELL="${HOSTNAME##*-}"; exec "$@"
+- sh
+{{ end -}}
 - python
 - -m
 - services.trainer
@@ -30,7 +43,7 @@ $(LWS_LEADER_ADDRESS)
 {{- $lws := eq .launcher "leaderworkerset" -}}
 - sh
 - -c
-- exec torchrun --node-rank={{ ternary "\"$LWS_WORKER_INDEX\"" "\"${HOSTNAME##*-}\"" $lws }} "$@"
+- {{ if $many }}leader="${LWS_LEADER_ADDRESS%%.*}"; export TINKERMESH_TRAINER_CELL="${leader##*-}"; {{ end }}exec torchrun --node-rank={{ ternary "\"$LWS_WORKER_INDEX\"" "\"${HOSTNAME##*-}\"" $lws }} "$@"
 - torchrun
 - --nnodes={{ .nodes | int }}
 - --nproc-per-node={{ div (mul .tensorParallel .dataParallel) .nodes }}
