@@ -89,3 +89,12 @@ def calls_served(address: str) -> int:
         stub = channelz_pb2_grpc.ChannelzStub(channel)
         servers = stub.GetServers(channelz_pb2.GetServersRequest(), timeout=10).server
         return sum(server.data.calls_succeeded for server in servers)
+
+
+def drain(address: str, pool: str, trainer_id: str, *, on: bool) -> None:
+    with grpc.insecure_channel(address) as channel:
+        stub = pb_grpc.AdminStub(channel)
+        if on:
+            stub.DrainTrainer(pb.DrainTrainerRequest(pool=pool, trainer_id=trainer_id), timeout=10)
+        else:
+            stub.ResumeTrainer(pb.ResumeTrainerRequest(pool=pool, trainer_id=trainer_id), timeout=10)
