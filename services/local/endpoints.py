@@ -19,7 +19,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     base_url: str
     redis: str
     schedulers: tuple[str, ...]
-    trainer: str
+    trainers: tuple[str, ...]
     sampler: str
     model: str
     model_name: str
@@ -32,7 +32,7 @@ def write(settings: LocalSettings, addresses: Addresses) -> None:
         base_url=addresses.base_url,
         redis=addresses.redis,
         schedulers=addresses.schedulers,
-        trainer=addresses.trainer,
+        trainers=addresses.trainers,
         sampler=addresses.sampler if settings.sampler else "",
         model=str(settings.model),
         model_name=settings.model_name,

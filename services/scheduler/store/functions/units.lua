@@ -89,7 +89,7 @@ register('unit_issue', function(keys, args)
     if item.x then
       mark_recovering(context, item, args[2])
     elseif item.k then
-      mark_issued(context, item, args[2], args[3])
+      mark_issued(context, item, args[2], args[4])
     end
   end
   redis.call('HSET', unit, 'term', args[1], 'cell', args[3], 'incarnation', args[4], 'state', 'running',
