@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.common.cells import cell_suffix
 from services.common.errors import InvalidInput, Unavailable
 from services.local.settings import LocalSettings
 
@@ -57,7 +58,8 @@ def reserve(settings: LocalSettings) -> Addresses:
 def _scraped(settings: LocalSettings) -> list[str]:
     numbered = [("gateway", settings.gateways), ("scheduler", settings.schedulers)]
     control = [f"{kind}-{number}" for kind, count in numbered for number in range(count)]
-    return [*control, "trainer", *(["sampler"] if settings.sampler else [])]
+    trainers = [f"trainer{cell_suffix(str(number), '-')}" for number in range(settings.trainers)]
+    return [*control, *trainers, *(["sampler"] if settings.sampler else [])]
 
 
 def _check_free(settings: LocalSettings) -> None:

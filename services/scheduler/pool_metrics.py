@@ -48,13 +48,14 @@ TOTALS = {
     "durables_total": ("durable_points_total", "Durable points published."),
     "durable_failures_total": ("durable_failures_total", "Durable points that could not be written."),
     "pages_total": ("pages_total", "Models that gave up their slot to another."),
+    "moved_total": ("models_moved_total", "Models that went from one trainer to another."),
     "breaker_trips_total": ("breaker_trips_total", "Times the circuit breaker opened."),
 }
 SLOTS = ("free", "held", "unloading", "quarantined")
 MODELS = ("in_slot", "ready", "creating", "seeking", "recovering", "unseated")
 PATHS = ("train", "sample")
 _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "slots": ("Slots of the trainer, by state; quarantined ones are lost until it restarts.", ("state",)),
+    "slots": ("Slots of all trainers, by state; quarantined ones are lost until it restarts.", ("state",)),
     "models": (
         "Models by where they are: ready ones have something to run, seeking ones are unseated and want a slot.",
         ("state",),

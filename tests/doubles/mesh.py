@@ -88,7 +88,7 @@ class DoubledMesh(LocalMesh):
             log_file=self.settings.logs / f"{name}.log",
             port_file=port_file,
             environment={
-                f"TINKERMESH_{name.upper()}_METRICS_LISTEN": self.addresses.metrics.get(name, ""),
+                f"TINKERMESH_{kind.upper()}_METRICS_LISTEN": self.addresses.metrics.get(name, ""),
                 **self._variables,
             },
         )

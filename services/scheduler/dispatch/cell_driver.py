@@ -157,7 +157,7 @@ class CellDriver:
     async def _turns(self, cell: Cell, incarnation: str) -> None:
         """Unit after unit until another incarnation serves, or this one counts as lost."""
         loop = asyncio.get_running_loop()
-        check_at, here = loop.time(), CellTrainer()
+        check_at, here, woken = loop.time(), CellTrainer(), False
         while not self._running.stopping:
             self.wake.clear()
             if loop.time() >= check_at or here.serving is None:
@@ -166,16 +166,18 @@ class CellDriver:
                     return
                 if cell.crowded and self._others:
                     await self._move("crowded")
-            pause = await self._turn(cell, here)
+            pause = await self._turn(cell, here, woken=woken)
+            woken = False
             if pause is None:
-                if not await self._woken(IDLE_SECONDS):
+                woken = await self._woken(IDLE_SECONDS)
+                if not woken:
                     await cell.rest()
             elif pause:
                 await self._woken(pause)
 
-    async def _turn(self, cell: Cell, here: CellTrainer) -> float | None:
+    async def _turn(self, cell: Cell, here: CellTrainer, *, woken: bool) -> float | None:
         if here.serving is not None:
-            return await cell.turn()
+            return await cell.turn(woken=woken)
         if here.drained is None:
             await self._without_trainer()
         elif self._others:

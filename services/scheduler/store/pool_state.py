@@ -1,4 +1,4 @@
-"""One bounded look at a pool for its metrics: four round trips, at most MODELS models and SAMPLES samples in them."""
+"""One bounded look at a pool for its metrics: five round trips, MODELS models of a cell and SAMPLES samples at most."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from services.scheduler.store import keys
+from services.scheduler.store.cells import known_cells
 from services.scheduler.store.connection import server_now_ms
 from services.scheduler.store.outages import reaching_redis
 
@@ -77,52 +78,44 @@ class PoolStateReader:
 
     async def _indexes(self, pool: str, now_ms: int) -> tuple[PoolState, list[str], list[str], list[str], list[str]]:
         """The state without what models and requests say, and which of those to read."""
+        cells = await known_cells(self._redis, pool)
         pipe = self._redis.pipeline(transaction=False)
         pipe.hgetall(keys.counters(pool))
-        pipe.hvals(keys.slots(pool))
-        pipe.hget(keys.cell(pool), "broken")
-        for name in (keys.active, keys.creates, keys.seekers, keys.recovering, keys.unseated, keys.pending_samples):
-            pipe.zcard(name(pool))
+        pipe.zcard(keys.pending_samples(pool))
         pipe.scard(keys.running_units(pool))
         pipe.hlen(keys.running_samples(pool))
         pipe.scard(keys.capturing(pool))
-        for name in (keys.gaps, keys.seekers, keys.recovering):
-            pipe.zrange(name(pool), 0, 0, withscores=True)
-        pipe.zrangebyscore(keys.durables(pool), "-inf", now_ms, start=0, num=MODELS)
-        pipe.zrange(keys.active(pool), 0, MODELS - 1)
-        pipe.zrange(keys.creates(pool), 0, MODELS - 1)
-        pipe.zrange(keys.seekers(pool), 0, MODELS - 1)
-        pipe.zrange(keys.recovering(pool), 0, MODELS - 1)
+        pipe.zrange(keys.gaps(pool), 0, 0, withscores=True)
         pipe.zrange(keys.pending_samples(pool), 0, SAMPLES - 1)
-        found = await pipe.execute()
-        counters, slots, broken, active, creates, seekers, recovering, unseated, pending = found[:9]
-        units, samples, captures, gap, seek, recover, due, *lists = found[9:]
-        ready, creating, seeking, filling, sampling = map(_texts, lists)
-        holders = _texts(slots)
+        for cell in cells:
+            _ask_cell(pipe, pool, cell, now_ms)
+        counters, pending, units, samples, captures, gap, sampling_first, *found = await pipe.execute()
+        one = _of_all_cells([found[at : at + _PER_CELL] for at in range(0, len(found), _PER_CELL)])
+        holders, sampling = one.holders, _texts(sampling_first)
         state = PoolState(
             now_ms=now_ms,
             counters={name.decode(): int(value) for name, value in counters.items()},
             slots=Counter(map(slot_state, holders)),
             models={
                 "in_slot": sum(slot_state(holder) == "held" for holder in holders),
-                "ready": active,
-                "creating": creates,
-                "seeking": seekers,
-                "recovering": recovering,
-                "unseated": unseated,
+                "ready": one.counts[0],
+                "creating": one.counts[1],
+                "seeking": one.counts[2],
+                "recovering": one.counts[3],
+                "unseated": one.counts[4],
             },
             queued={"sample": pending, "train": 0},
             running_units=units,
             running_samples=samples,
             captures=captures,
             gap_seconds=_since(gap, now_ms),
-            seek_seconds=_since(seek, now_ms),
-            recovering_seconds=_since(recover, now_ms),
-            due_durables=frozenset(_texts(due)),
-            broken=bool(broken),
+            seek_seconds=_since(one.seek, now_ms),
+            recovering_seconds=_since(one.recover, now_ms),
+            due_durables=frozenset(one.due),
+            broken=one.broken,
         )
         held = [holder for holder in holders if slot_state(holder) == "held"]
-        return state, [*ready, *creating, *seeking], held, filling, sampling
+        return state, one.waiting, held, one.filling, sampling
 
     async def _models(self, pool: str, names: Sequence[str]) -> list[ModelState]:
         pipe = self._redis.pipeline(transaction=False)
@@ -153,6 +146,53 @@ class PoolStateReader:
             place = (path, self._class_of(tenant.decode()))
             age = max(0.0, (state.now_ms - int(admitted or state.now_ms)) / 1000)
             state.ages[place] = max(state.ages.get(place, 0.0), age)
+
+
+_PER_CELL = 14
+
+
+def _ask_cell(pipe: Any, pool: str, cell: str, now_ms: int) -> None:
+    """_PER_CELL questions."""
+    pipe.hvals(keys.slots(pool, cell))
+    pipe.hget(keys.cell(pool, cell), "broken")
+    for name in (keys.active, keys.creates, keys.seekers, keys.recovering, keys.unseated):
+        pipe.zcard(name(pool, cell))
+    for name in (keys.seekers, keys.recovering):
+        pipe.zrange(name(pool, cell), 0, 0, withscores=True)
+    pipe.zrangebyscore(keys.durables(pool, cell), "-inf", now_ms, start=0, num=MODELS)
+    for name in (keys.active, keys.creates, keys.seekers, keys.recovering):
+        pipe.zrange(name(pool, cell), 0, MODELS - 1)
+
+
+@dataclass(slots=True)
+class _Cells:
+    """What those answer, of all cells of a pool together; `counts` as they are asked."""
+
+    holders: list[str] = field(default_factory=list)
+    broken: bool = False
+    counts: list[int] = field(default_factory=lambda: [0] * 5)
+    seek: list[tuple[bytes, float]] = field(default_factory=list)
+    recover: list[tuple[bytes, float]] = field(default_factory=list)
+    due: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+    filling: list[str] = field(default_factory=list)
+
+
+def _of_all_cells(answers: Sequence[Sequence[Any]]) -> _Cells:
+    one = _Cells()
+    for slots, broken, *rest in answers:
+        one.holders += _texts(slots)
+        one.broken = one.broken or bool(broken)
+        one.counts = [total + more for total, more in zip(one.counts, rest[:5], strict=True)]
+        seek, recover, due, ready, creating, seeking, filling = rest[5:]
+        one.seek += seek
+        one.recover += recover
+        one.due += _texts(due)
+        one.waiting += [*_texts(ready), *_texts(creating), *_texts(seeking)]
+        one.filling += _texts(filling)
+    one.seek.sort(key=lambda first: first[1])
+    one.recover.sort(key=lambda first: first[1])
+    return one
 
 
 def slot_state(holder: str) -> str:
