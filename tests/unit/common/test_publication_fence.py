@@ -217,3 +217,30 @@ def test_a_writer_stopped_at_random_and_continued_after_a_takeover_publishes_not
         assert writer.wait(20) == 3
         assert "superseded" in writer.stdout.read()
         assert number(name) == -1
+
+
+def test_a_takeover_of_one_cell_fences_no_other_GAP_17(tmp_path: Path) -> None:
+    first, second = PublicationFence(tmp_path, "pool", "a"), PublicationFence(tmp_path, "pool", "b", "1")
+    first.raise_to(1)
+    second.raise_to(2)
+    assert (first.superseded, second.superseded) == ("", "")
+    stages = [fence.stage() for fence in (first, second)]
+    assert all(stage is not None and stage.is_dir() for stage in stages)
+    assert len(set(stages)) == 2
+
+
+def test_a_closed_fence_lets_nobody_through_until_the_next_takeover_GAP_17(tmp_path: Path) -> None:
+    lost, nobody = PublicationFence(tmp_path, "pool", "a", "1"), PublicationFence(tmp_path, "pool", "nobody", "1")
+    lost.raise_to(1)
+    stage = lost.stage()
+    nobody.close_at(2)
+    assert stage is not None and not stage.exists()
+    with pytest.raises(StaleFence, match="superseded"):
+        lost.stage()
+    with pytest.raises(StaleFence):
+        lost.raise_to(1)
+    new = PublicationFence(tmp_path, "pool", "c", "1")
+    new.raise_to(3)
+    assert new.stage() is not None
+    with pytest.raises(StaleFence):
+        nobody.close_at(2)

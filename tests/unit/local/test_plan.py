@@ -140,3 +140,12 @@ def test_free_ports_are_distinct_and_safe_from_outgoing_connections() -> None:
     ports = [addresses.free_port() for _ in range(200)]
     assert len(set(ports)) == 200
     assert all(port in addresses.QUIET_PORTS for port in ports)
+
+
+def test_every_trainer_is_a_cell_with_a_name_and_a_port_of_its_own_GAP_17(tmp_path: Path) -> None:
+    specs = planned(tmp_path, trainers=3)
+    trainers = [specs[name] for name in ("trainer", "trainer-1", "trainer-2")]
+    assert [spec.environment["TINKERMESH_TRAINER_CELL"] for spec in trainers] == ["0", "1", "2"]
+    assert len({spec.environment["TINKERMESH_TRAINER_LISTEN"] for spec in trainers}) == 3
+    assert len({spec.command for spec in trainers}) == 1
+    assert {spec.stop_rank for spec in trainers} == {StopRank.TRAINER}

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.scheduler.core.plans import DurablePlan, PagePlan, PassPlan, Plan, ReplayPlan, SeatPlan, SinglePlan
-from services.scheduler.core.seating import Paging, make_room, retry_seconds, seat
+from services.scheduler.core.plans import (
+    DurablePlan,
+    PagePlan,
+    PassPlan,
+    Plan,
+    ReplayPlan,
+    SeatPlan,
+    SinglePlan,
+    UnloadPlan,
+)
+from services.scheduler.core.seating import Paging, leave, make_room, retry_seconds, seat
 from services.scheduler.core.seats import Due, LogEntry, RecoveryView, ReplayQueue, Seated, Seeker
 from services.scheduler.core.select import Policy, select
 from services.scheduler.core.view import ModelQueue, Op, QueuedCommand, ReadyView
@@ -106,3 +115,17 @@ def test_without_paging_a_create_leaves_lost_models_their_slots() -> None:
     assert kinds(view, recovered=True, policy=Policy(paging=Paging(on=False))) is None
     assert kinds(view, recovered=True) is SinglePlan
     assert kinds(replace(view, free_slots=(0, 1)), recovered=True, policy=Policy(paging=Paging(on=False))) is SinglePlan
+
+
+def test_a_trainer_is_emptied_by_what_is_quick_first_and_nobody_leaves_uncovered() -> None:
+    replaying = ReplayQueue("r", "t", 3, 1, ())
+    seated = (idle("covered", 0), idle("open", 0, uncovered=True), busy("written", 9000))
+    whole = ReadyView((), dirty_slots=(2,), recovery=RecoveryView(recovering=(replaying,), seated=seated))
+    assert leave(whole) == UnloadPlan(2)
+    clean = replace(whole, dirty_slots=())
+    assert leave(clean) == PagePlan("r")
+    alone = replace(clean, recovery=RecoveryView(seated=seated))
+    assert leave(alone) == DurablePlan("open", 0, 1)
+    begun = replace(alone, recovery=RecoveryView(seated=(seated[0], idle("open", 0, uncovered=True, capturing=True))))
+    assert leave(begun) == PagePlan("covered")
+    assert leave(replace(begun, recovery=RecoveryView(seated=begun.recovery.seated[1:]))) is None

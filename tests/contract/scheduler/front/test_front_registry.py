@@ -125,6 +125,28 @@ async def test_incomplete_registration_names_what_is_missing(replica: Replica) -
         await replica.registry.RegisterTrainer(request)
 
 
+async def test_trainers_of_several_cells_serve_side_by_side_and_those_of_one_stand_by_GAP_17(replica: Replica) -> None:
+    for name, cell in (("a", ""), ("b", "1"), ("c", "1")):
+        request = _trainer(name, incarnation=name)
+        request.cell = cell
+        await replica.registry.RegisterTrainer(request)
+    parts = replica.app._parts
+    assert parts is not None
+    cells = await parts.directory.cells("double")
+    assert {name: cell.any and cell.any.trainer_id for name, cell in cells.items()} == {"0": "a", "1": "b"}
+    assert not await parts.directory.replaced("double", "1", "b")
+    assert await parts.directory.replaced("double", "0", "b")
+    listed = (await replica.admin.ListTrainers(admin_pb2.ListTrainersRequest())).trainers
+    assert {one.trainer_id: one.cell for one in listed} == {"a": "0", "b": "1", "c": "1"}
+    await replica.admin.DrainTrainer(admin_pb2.DrainTrainerRequest(pool="double", trainer_id="b"))
+    cells = await parts.directory.cells("double")
+    assert cells["1"].any is not None and cells["1"].any.trainer_id == "c"
+    request = _trainer("d")
+    request.cell = "No_Cell"
+    async with refused(InvalidInput, "cell"):
+        await replica.registry.RegisterTrainer(request)
+
+
 async def test_drained_trainer_gets_no_work_until_it_resumes(replica: Replica) -> None:
     await replica.registry.RegisterTrainer(_trainer())
     parts = replica.app._parts
