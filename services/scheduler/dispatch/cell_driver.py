@@ -208,6 +208,9 @@ class CellDriver:
         Raises StaleFence, Unavailable also while the store is away: without the fence nothing is taken from it.
         """
         parts = self._driving.parts
+        if not await parts.cells.driven(self._pool, self._cell):
+            self._given_up = True
+            return
         token = await parts.store.takeover_token(self._pool, self._term, "", self._cell)
         await parts.fences.close(self._pool, self._cell, token)
         held = await parts.cells.lose(self._pool, self._term, self._cell)

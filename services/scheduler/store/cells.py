@@ -27,6 +27,11 @@ class CellStore:
         """Every cell that may hold something, the first one always."""
         return await known_cells(self._redis, pool)
 
+    async def driven(self, pool: str, cell: str) -> bool:
+        """Whether the cell had a trainer that was not given up."""
+        with reaching_redis():
+            return bool(await self._redis.hexists(keys.cell(pool, cell), "incarnation"))
+
     async def lose(self, pool: str, term: int, cell: str) -> int:
         """The cell has no trainer any more, what it held is lost; answers how many slots were held.
 

@@ -10,22 +10,25 @@ local function index_key(context, id, name)
 end
 
 local function leave_indexes(context, id)
+  local cell = cell_of(context, id)
   for _, name in ipairs({ 'active', 'seekers', 'recovering', 'unseated', 'durables' }) do
-    redis.call('ZREM', index_key(context, id, name), id)
+    redis.call('ZREM', cell_key(context.prefix, cell, name), id)
   end
 end
 
 -- After the model's queue or phase changed. `head`: the key of its next command, or nil.
 local function index_model(context, id, head, captures)
-  local phase = redis.call('HGET', model_row(context, id), 'phase') or 'live'
-  if head and phase == 'live' then
-    redis.call('ZADD', index_key(context, id, 'active'), redis.call('HGET', request_row(context, head), 'arrival'), id)
+  local phase, cell = unpack(redis.call('HMGET', model_row(context, id), 'phase', 'cell'))
+  local active = cell_key(context.prefix, cell or FIRST_CELL, 'active')
+  local seekers = cell_key(context.prefix, cell or FIRST_CELL, 'seekers')
+  if head and (phase or 'live') == 'live' then
+    redis.call('ZADD', active, redis.call('HGET', request_row(context, head), 'arrival'), id)
   else
-    redis.call('ZREM', index_key(context, id, 'active'), id)
+    redis.call('ZREM', active, id)
   end
   if phase == 'unseated' and (head or captures > 0) then
-    redis.call('ZADD', index_key(context, id, 'seekers'), 'NX', int(context.now), id)
+    redis.call('ZADD', seekers, 'NX', int(context.now), id)
   else
-    redis.call('ZREM', index_key(context, id, 'seekers'), id)
+    redis.call('ZREM', seekers, id)
   end
 end
