@@ -111,7 +111,7 @@ async def test_a_lost_trainer_takes_nothing_while_the_store_cannot_be_fenced(
 async def test_a_leader_that_dies_while_it_gives_a_trainer_up_is_followed_GAP_17(
     valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with two_cells(valkey.url, tmp_path, slots=8, recovery=SOON) as mesh:
+    async with two_cells(valkey.url, tmp_path, slots=8, recovery=SOON, lease_ttl_ms=2_000) as mesh:
         calm = await undisturbed(mesh, [1, 2, 3])
         models = await work_on_both(mesh)
         for step in ("lose", "move"):
@@ -185,7 +185,7 @@ async def test_a_drained_trainer_is_emptied_and_nothing_is_replayed_but_open_win
     async with two_cells(valkey.url, tmp_path, slots=8) as mesh:
         calm = await undisturbed(mesh, [1, 2, 3])
         models = await work_on_both(mesh)
-        await drain(mesh)
+        await mesh.drain_second()
         await mesh.moved(models[3:], "0")
         await third_round(mesh, models)
         assert [await final_state(mesh, model, 7) for model in models] == [calm] * 6
@@ -200,10 +200,6 @@ async def test_a_drained_trainer_is_emptied_and_nothing_is_replayed_but_open_win
         assert await mesh.cell_of(new) == SECOND
 
 
-async def drain(mesh: TwoCells) -> None:
-    mesh.directory.drained.add(SECOND)
-
-
 async def test_a_drain_waits_for_the_running_unit_and_for_what_is_being_written(
     valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
 ) -> None:
@@ -215,7 +211,7 @@ async def test_a_drain_waits_for_the_running_unit_and_for_what_is_being_written(
         hold = mesh.second.faults.add("hold_before", "pass", times=0)
         running = await mesh.batch(models[5], 5, [3, 4], salt=3)
         await mesh.until(lambda: busy(mesh.second))
-        await drain(mesh)
+        await mesh.drain_second()
         mesh.second.faults.remove(hold)
         await mesh.done(running)
         passes = [entry for entry in mesh.second.journal.entries if entry["kind"] == "pass"]
@@ -241,7 +237,7 @@ async def test_a_drained_trainer_that_dies_is_given_up_too(
         calm = await undisturbed(mesh, [1, 2, 3])
         models = await work_on_both(mesh)
         write = mesh.second.faults.add("hold_before", "publish", times=0)
-        await drain(mesh)
+        await mesh.drain_second()
         await mesh.until(lambda: _wants_to_write(mesh))
         await mesh.kill_second()
         mesh.second.faults.remove(write)
@@ -257,7 +253,7 @@ async def test_a_drained_trainer_that_cannot_make_durable_points_is_emptied_all_
         calm = await undisturbed(mesh, [1, 2, 3])
         models = await work_on_both(mesh)
         mesh.second.faults.add("fail", "save", times=0)
-        await drain(mesh)
+        await mesh.drain_second()
         await mesh.moved(models[3:], "0")
         await third_round(mesh, models)
         assert [await final_state(mesh, model, 7) for model in models] == [calm] * 6
@@ -268,7 +264,7 @@ async def test_new_models_do_not_go_to_a_drained_trainer(
     valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path
 ) -> None:
     async with two_cells(valkey.url, tmp_path) as mesh:
-        await drain(mesh)
+        await mesh.drain_second()
         models = [await mesh.opened(new_session()) for _ in range(3)]
         assert await mesh.cells_of(models) == ["0", "0", "0"]
 

@@ -34,6 +34,15 @@ class TwoCells(Mesh):
     async def start_second(self) -> None:
         await self.second.start()
         self.directory.others[SECOND] = self.second.registration()
+        await self.changed()
+
+    async def changed(self) -> None:
+        """What a registration or a drain tells the leader."""
+        await cast("Any", self.redis.publish(keys.ready_channel(POOL), "trainer"))
+
+    async def drain_second(self) -> None:
+        self.directory.drained.add(SECOND)
+        await self.changed()
 
     def silence_second(self) -> FakeTrainer:
         """It registers no more, and goes on as it is: nobody knows whether it lives."""
@@ -42,6 +51,7 @@ class TwoCells(Mesh):
 
     async def kill_second(self) -> None:
         self.silence_second()
+        await self.changed()
         await self.second.stop()
 
     async def next_second(self) -> None:
