@@ -19,7 +19,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     base_url: str
     redis: str
     schedulers: tuple[str, ...]
-    trainers: tuple[str, ...]
+    trainers: tuple[str, ...] = ()
     sampler: str
     model: str
     model_name: str

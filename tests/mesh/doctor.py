@@ -65,7 +65,7 @@ def stopped(directory: Path) -> Path:
         base_url=f"http://{ports[0]}",
         redis=ports[1],
         schedulers=(ports[2],),
-        trainer=ports[3],
+        trainers=(ports[3],),
         sampler=ports[4],
         model=str(model_dir.build(directory / "model")),
         model_name="test/zeros",

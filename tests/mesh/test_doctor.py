@@ -309,7 +309,7 @@ def test_a_gpu_whose_driver_does_not_answer_is_found(
 
 def test_a_port_in_use_is_found(down: Path) -> None:
     last = msgspec.json.decode((down / "run" / FILE).read_bytes(), type=Endpoints)
-    host, _, port = last.trainer.rpartition(":")
+    host, _, port = last.trainers[0].rpartition(":")
     with socket.socket() as taker:
         taker.bind((host, int(port)))
         taker.listen()

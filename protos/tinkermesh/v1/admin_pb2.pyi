@@ -1089,6 +1089,7 @@ class PoolLease(_message.Message):
     EXPIRES_IN_MS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     term: _builtins.int
     """grows with each new leader; 0 = nobody ever led"""
@@ -1097,9 +1098,11 @@ class PoolLease(_message.Message):
     expires_in_ms: _builtins.int
     """negative: since when nobody holds it"""
     incarnation: _builtins.str
-    """life of the trainer whose slots the pool's models hold"""
+    """life of the trainer whose slots the cell's models hold"""
     fence: _builtins.int
     """token of its last takeover: the trainer refuses older ones"""
+    cell: _builtins.str
+    """each of the pool's trainers has a row of its own"""
     def __init__(
         self,
         *,
@@ -1109,10 +1112,11 @@ class PoolLease(_message.Message):
         expires_in_ms: _builtins.int = ...,
         incarnation: _builtins.str = ...,
         fence: _builtins.int = ...,
+        cell: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_in_ms", b"expires_in_ms", "fence", b"fence", "incarnation", b"incarnation", "leader", b"leader", "pool", b"pool", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "expires_in_ms", b"expires_in_ms", "fence", b"fence", "incarnation", b"incarnation", "leader", b"leader", "pool", b"pool", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,7 +35,7 @@ def _used(last: Endpoints) -> Iterator[tuple[str, str, int]]:
     gateway = urlsplit(last.base_url)
     yield "--port", gateway.hostname or LOOPBACK, gateway.port or 0
     named = [("--redis-port", last.redis), *(("--scheduler-port", address) for address in last.schedulers)]
-    engines = [("--trainer-port", last.trainer), ("--sampler-port", last.sampler)]
+    engines = [*(("--trainer-port", address) for address in last.trainers), ("--sampler-port", last.sampler)]
     for option, address in [*named, *engines]:
         if address:
             host, _, port = address.rpartition(":")

@@ -32,8 +32,9 @@ class Leases:
         reply = pb.ListLeasesReply()
         if not request.cursor:
             for pool in await self._registry.pools():
-                lease, cell = await self._overview.lease(pool), await self._overview.cell(pool)
-                reply.pools.append(_pool_lease(pool, lease, cell, now_ms))
+                lease = await self._overview.lease(pool)
+                for name in await self._overview.cells(pool):
+                    reply.pools.append(_pool_lease(pool, lease, name, await self._overview.cell(pool, name), now_ms))
             replicas, clock = await self._overview.replicas(), await self._overview.clock()
             reply.replicas.extend(_replica(name, entry, clock, now_ms) for name, entry in sorted(replicas.items()))
         page = await self._sessions.soonest(place, limit)
@@ -46,7 +47,7 @@ class Leases:
         return reply
 
 
-def _pool_lease(pool: str, lease: Mapping[str, str], cell: Mapping[str, str], now_ms: int) -> pb.PoolLease:
+def _pool_lease(pool: str, lease: Mapping[str, str], name: str, cell: Mapping[str, str], now_ms: int) -> pb.PoolLease:
     left = int(lease["expires_ms"]) - now_ms if "expires_ms" in lease else 0
     return pb.PoolLease(
         pool=pool,
@@ -55,6 +56,7 @@ def _pool_lease(pool: str, lease: Mapping[str, str], cell: Mapping[str, str], no
         expires_in_ms=left,
         incarnation=cell.get("incarnation", ""),
         fence=int(cell.get("token", 0)),
+        cell=name,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
+from services.common.cells import FIRST_CELL
 from services.scheduler.store import keys
 from services.scheduler.store.outages import reaching_redis
 
@@ -26,7 +27,13 @@ class DurableBook:
     async def due(self, pool: str, model_ids: Sequence[str]) -> list[int | None]:
         """Not before which time each model's next durable point is taken, unix ms; None = none is due."""
         with reaching_redis():
-            scores = await self._redis.zmscore(keys.durables(pool), list(model_ids)) if model_ids else []
+            pipe = self._redis.pipeline(transaction=False)
+            for model_id in model_ids:
+                pipe.hget(keys.model(pool, model_id), "cell")
+            cells = [(cell or FIRST_CELL.encode()).decode() for cell in await pipe.execute()] if model_ids else []
+            for model_id, cell in zip(model_ids, cells, strict=True):
+                pipe.zscore(keys.durables(pool, cell), model_id)
+            scores = await pipe.execute() if model_ids else []
         return [None if score is None else int(score) for score in scores]
 
     async def dropped(self, pool: str, limit: int) -> list[str]:

@@ -67,10 +67,13 @@ end
 -- The unit that is said to run it: {id, incarnation, items}, or nil.
 local function unit_of(context, key, units)
   for name in string.gmatch(units or '', '%S+') do
-    local state, incarnation, items = unpack(redis.call('HMGET', unit_key(context.prefix, name), 'state', 'incarnation', 'items'))
+    local state, incarnation, items, cell =
+      unpack(redis.call('HMGET', unit_key(context.prefix, name), 'state', 'incarnation', 'items', 'cell'))
     if state == 'running' then
       for _, item in ipairs(cjson.decode(items)) do
-        if item.k == key and not item.x then return { id = name, incarnation = incarnation, items = cjson.decode(items) } end
+        if item.k == key and not item.x then
+          return { id = name, incarnation = incarnation, items = cjson.decode(items), cell = cell or FIRST_CELL }
+        end
       end
     end
   end
@@ -78,10 +81,10 @@ end
 
 -- nil, or why what this unit holds cannot wait again.
 local function unit_stays(context, unit)
-  local cell = redis.call('HGET', context.prefix .. ':cell', 'incarnation')
-  if unit.incarnation == cell then
+  local live = redis.call('HGET', cell_key(context.prefix, unit.cell, 'cell'), 'incarnation')
+  if unit.incarnation == live then
     local term = redis.call('HGET', context.prefix .. ':lease', 'term') or '0'
-    return refuse('in_use', 'it runs in unit ' .. unit.id .. ' under the live fence of term ' .. term .. ' and incarnation ' .. cell
+    return refuse('in_use', 'it runs in unit ' .. unit.id .. ' under the live fence of term ' .. term .. ' and incarnation ' .. live
       .. '; where that trainer hangs, end its process: the next one takes the command back by itself')
   end
   for _, item in ipairs(unit.items) do
