@@ -11,7 +11,7 @@ local function forget_old(key, now)
   end
 end
 
--- KEYS: pool prefix. ARGV: trainers|samplers, id, incarnation, registration (text), trainer|sample, cell ('' of a sampler).
+-- KEYS: pool prefix. ARGV: trainers|samplers, id, incarnation, registration (text), trainer|sample, cell (of a trainer).
 -- Answers 1 when this incarnation is new; the lease holder is woken then. One that the pool was taken
 -- from is refused: its slots are not what the pool's models are any more.
 register('registry_renew', function(keys, args)
@@ -31,8 +31,9 @@ register('registry_renew', function(keys, args)
       fresh = 0
     end
   end
-  local entry = { incarnation = args[3], since_ms = since, seen_ms = int(now), registration = args[4], cell = args[6] }
-  if args[6] ~= '' and args[6] ~= FIRST_CELL then redis.call('SADD', keys[1] .. ':cells', args[6]) end
+  local cell = args[6] or ''
+  local entry = { incarnation = args[3], since_ms = since, seen_ms = int(now), registration = args[4], cell = cell }
+  if cell ~= '' and cell ~= FIRST_CELL then redis.call('SADD', keys[1] .. ':cells', cell) end
   redis.call('HSET', key, args[2], cjson.encode(entry))
   if fresh == 1 then
     forget_old(key, now)
