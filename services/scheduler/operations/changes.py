@@ -16,6 +16,7 @@ from services.scheduler.store.overview import Overview
 from services.scheduler.store.registry import RegistryStore
 
 LONGEST_REASON = 500
+LONGEST_NAME = 300
 
 
 class Changes:
@@ -28,13 +29,17 @@ class Changes:
         self._overview = overview
 
     async def drain(self, pool: str, trainer_id: str, peer: str, *, on: bool) -> None:
-        """Raises UnknownId."""
+        """Raises InvalidInput, UnknownId."""
+        _check_name("pool", pool)
+        _check_name("trainer_id", trainer_id)
         with _audited("drain" if on else "resume", peer, pool=pool, trainer=trainer_id):
             await self._registry.drain(pool, trainer_id, on=on)
         self._directory.refresh(pool)
 
     async def evict(self, request: pb.EvictModelRequest, peer: str) -> str:
         """unseated, closed or closing. Raises InvalidInput, UnknownId, ModelClosed, InUse."""
+        _check_name("pool", request.pool)
+        _check_name("model_id", request.model_id)
         said = "close" if request.close else "unseat"
         reason = _reason(request) if request.close else request.reason[:LONGEST_REASON]
         with _audited(said, peer, pool=request.pool, model=request.model_id, reason=reason):
@@ -54,6 +59,12 @@ class Changes:
             if (await self._overview.models(pool, [model_id], ("tenant",)))[0]["tenant"]:
                 return pool
         raise UnknownId(f"model_id {model_id[:200]!r} is not known; ListModels names those that live")
+
+
+def _check_name(field: str, name: str) -> None:
+    """Names are repeated in texts and keys. Raises InvalidInput."""
+    if len(name) > LONGEST_NAME:
+        raise InvalidInput(f"{field}: {len(name)} characters, the limit is {LONGEST_NAME}")
 
 
 def _reason(request: pb.EvictModelRequest) -> str:

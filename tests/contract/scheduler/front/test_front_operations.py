@@ -112,6 +112,9 @@ async def test_an_eviction_that_cannot_be_says_why(replica: Replica, start_train
         await evicted(replica, model, close=True)
     async with refused(InvalidInput, "the limit is 500"):
         await evicted(replica, model, close=True, reason="x" * 501)
+    for long in ({"model_id": "m" * 301}, {"pool": "p" * 301}):
+        async with refused(InvalidInput, "the limit is 300"):
+            await replica.admin.EvictModel(pb.EvictModelRequest(**long))
     for pool in (POOL, ""):
         async with refused(UnknownId, "nobody"):
             await replica.admin.EvictModel(pb.EvictModelRequest(pool=pool, model_id="nobody"))
