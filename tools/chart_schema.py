@@ -194,6 +194,7 @@ def trainer() -> Schema:
             dataParallel=integer(1),
             settings=settings("trainer"),
             startupSeconds=integer(10),
+            topologySpread=SPREAD,
             sharedMemory=QUANTITY,
             runtimeClassName=OBJECT_NAME,
             extraEnv=ENV,

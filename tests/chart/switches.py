@@ -317,6 +317,7 @@ POOLS = [
     Switch(f"{T}.startupSeconds", 100, f"{TRAINER}:{FIRST}.startupProbe.failureThreshold", 20),
     Switch(f"{T}.sharedMemory", "3Gi", f"{TRAINER}:{POD}.volumes.2.emptyDir.sizeLimit", "3Gi"),
     Switch(f"{T}.runtimeClassName", "nvidia", f"{TRAINER}:{POD}.runtimeClassName", "nvidia"),
+    *_spread(T, TRAINER),
     *_image(T, TRAINER),
     *_pod(T, TRAINER),
     Switch(f"{S}.replicas", 5, f"{SAMPLER}:spec.replicas", 5),

@@ -73,7 +73,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  {{- include "tinkermesh.scheduling" (dict "root" $.root "values" . "nodeSelector" (include "tinkermesh.nodeSelector" (dict "root" $.root "values" .) | fromJson)) | nindent 2 }}
+  {{- include "tinkermesh.scheduling" (dict "root" $.root "values" . "selector" (include "tinkermesh.selector" (dict "root" $.root "component" "trainer" "pool" $.poolName)) "nodeSelector" (include "tinkermesh.nodeSelector" (dict "root" $.root "values" .) | fromJson)) | nindent 2 }}
   terminationGracePeriodSeconds: {{ .terminationGracePeriodSeconds | int }}
   containers:
     - name: trainer
