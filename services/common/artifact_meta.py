@@ -19,6 +19,17 @@ def encode_meta(meta: ArtifactMeta) -> dict[str, Any]:
     return json_format.MessageToDict(meta, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
+def is_of_save(stored: dict[str, Any], meta: ArtifactMeta) -> bool:
+    """Whether what is `stored` was published by the save that `meta` describes: by an earlier run of it.
+
+    A meta without a time is one that nobody can tell from others. What was written before there was `seq` has none.
+    """
+    mine = encode_meta(meta)
+    return bool(meta.created_unix_ms) and all(
+        stored.get(name, value if name == "seq" else None) == value for name, value in mine.items()
+    )
+
+
 def decode_meta(stored: dict[str, Any], where: str) -> ArtifactMeta:
     """Raises InvalidInput naming `where` and the field that does not fit."""
     try:

@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tinkermesh.v1 import trainer_pb2 as pb
 
 from services.common import logs
-from services.common.artifact_meta import encode_meta
+from services.common.artifact_meta import is_of_save
 from services.common.errors import StaleFence, TinkermeshError, Unavailable, UserError
 from services.common.publication_fence import PublicationFence
 from services.common.publish import Claim, Reached, check_free, collect_garbage, public_path, publish
@@ -43,11 +42,8 @@ class Destination:
     term: int
 
     def claim(self) -> Claim:
-        mine = encode_meta(self.meta)
-        # A save re-run after a crash finds its own publication; 0 marks a meta nobody can tell apart.
-        return Claim(
-            self.overwrite, self.term, lambda stored: bool(self.meta.created_unix_ms) and _contains(stored, mine)
-        )
+        """A save re-run after a crash finds its own publication."""
+        return Claim(self.overwrite, self.term, lambda stored: is_of_save(stored, self.meta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +176,6 @@ class ArtifactWriter:
 def _log_publication(destination: Destination, size: int, seconds: float) -> None:
     fields = {"published": destination.directory, "bytes": size, "seconds": round(seconds, 4)}
     log.info("published %s: %d bytes in %.3f s", destination.directory, size, seconds, extra={"fields": fields})
-
-
-def _contains(stored: dict[str, Any], mine: dict[str, Any]) -> bool:
-    return all(stored.get(key) == value for key, value in mine.items())
 
 
 def _store_trouble(error: OSError) -> str:

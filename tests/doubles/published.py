@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from tinkermesh.v1.trainer_pb2 import ArtifactMeta
 
 from services.common import publish as publication
-from services.common.artifact_meta import decode_meta, encode_meta
+from services.common.artifact_meta import encode_meta, is_of_save
 from services.common.errors import InvalidInput, MissingResource
 from services.common.publish import Claim, public_path
 from services.common.store import META_FILE, contained, relative
@@ -35,13 +36,12 @@ def publish(
     mine = encode_meta(meta)
 
     def fill(temporary: Path) -> None:
-        (temporary / META_FILE).write_text(json.dumps({**mine, "term": term}))
-        (temporary / STATE_FILE).write_text(json.dumps(state))
+        content = json.dumps(state)
+        files = {STATE_FILE: hashlib.sha256(content.encode()).hexdigest()}
+        (temporary / META_FILE).write_text(json.dumps({**mine, "term": term, "files": files}))
+        (temporary / STATE_FILE).write_text(content)
 
-    def same(stored: dict[str, Any]) -> bool:
-        return bool(meta.created_unix_ms) and all(stored.get(name) == value for name, value in mine.items())
-
-    claim = Claim(overwrite, term, same)
+    claim = Claim(overwrite, term, lambda stored: is_of_save(stored, meta))
     version = publication.publish(public_path(root, directory), fill, claim, stage=stage or (lambda: None))
     return relative(root, version), sum(file.stat().st_size for file in version.iterdir())
 
@@ -51,7 +51,7 @@ def taken(root: Path, directory: str, meta: ArtifactMeta) -> bool:
     if not os.path.lexists(root / directory):
         return False
     stored = json.loads((root / directory / META_FILE).read_bytes())
-    return decode_meta(stored, directory) != meta
+    return not is_of_save(stored, meta)
 
 
 def read_state(root: Path, directory: str) -> dict[str, Any]:

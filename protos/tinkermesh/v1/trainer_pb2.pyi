@@ -451,6 +451,7 @@ class ArtifactMeta(_message.Message):
     USER_METADATA_JSON_FIELD_NUMBER: _builtins.int
     CREATED_UNIX_MS_FIELD_NUMBER: _builtins.int
     EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     ownership_mac: _builtins.str
     model_id: _builtins.str
@@ -464,6 +465,8 @@ class ArtifactMeta(_message.Message):
     created_unix_ms: _builtins.int
     expires_unix_ms: _builtins.int
     """0 = never"""
+    seq: _builtins.int
+    """of the command that saves, within its model; 0 = no command does"""
     @_builtins.property
     def layout(self) -> _types_pb2.AdapterLayout: ...
     def __init__(
@@ -479,10 +482,11 @@ class ArtifactMeta(_message.Message):
         user_metadata_json: _builtins.str = ...,
         created_unix_ms: _builtins.int = ...,
         expires_unix_ms: _builtins.int = ...,
+        seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "created_unix_ms", b"created_unix_ms", "expires_unix_ms", b"expires_unix_ms", "kind", b"kind", "layout", b"layout", "model_id", b"model_id", "name", b"name", "ownership_mac", b"ownership_mac", "tenant_id", b"tenant_id", "user_metadata_json", b"user_metadata_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "created_unix_ms", b"created_unix_ms", "expires_unix_ms", b"expires_unix_ms", "kind", b"kind", "layout", b"layout", "model_id", b"model_id", "name", b"name", "ownership_mac", b"ownership_mac", "seq", b"seq", "tenant_id", b"tenant_id", "user_metadata_json", b"user_metadata_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -102,7 +102,7 @@ def _meta(
     meta.CopyFrom(source.meta)
     meta.tenant_id, meta.model_id = request.tenant_id, path.model_id
     meta.ownership_mac = ownership_mac(pepper, request.tenant_id, path.model_id, path.kind, path.name)
-    meta.created_unix_ms = now
+    meta.created_unix_ms, meta.seq = now, 0
     lifetime = _asked_lifetime_ms(request)
     meta.expires_unix_ms = now + lifetime if lifetime else 0
     return meta

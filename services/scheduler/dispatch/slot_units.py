@@ -149,7 +149,8 @@ def _external(unit: pb.Unit, slot: int, load_number: int, stored: StoredCommand,
 def _meta(
     path: TinkerPath, row: ModelRow, pepper: bytes, stored: StoredCommand, user_metadata: str, ttl_seconds: int
 ) -> pb.ArtifactMeta:
-    """Equal for every run of the same save, so the trainer knows its own publication again."""
+    """Equal for every run of the same save, so the trainer knows its own publication again, and for no other: two
+    that were admitted in one millisecond differ in `seq`."""
     created = stored.admitted_ms
     return pb.ArtifactMeta(
         tenant_id=row.tenant,
@@ -162,6 +163,7 @@ def _meta(
         user_metadata_json=user_metadata,
         created_unix_ms=created,
         expires_unix_ms=created + ttl_seconds * 1000 if ttl_seconds else 0,
+        seq=stored.seq,
     )
 
 
