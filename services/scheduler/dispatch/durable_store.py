@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import math
 import shutil
@@ -42,6 +43,10 @@ class DurableFiles:
         """By model: version directories and residues, relative to the root, written longer ago. None: left out."""
         return await in_store(self._versions, pool, models, time.time() - older_than_seconds)
 
+    async def delete_empty(self, pool: str, models: Sequence[str], older_than_seconds: float) -> None:
+        """Folders of models that hold nothing and changed longer ago: a writer died before its first version."""
+        await in_store(self._delete_empty, pool, models, time.time() - older_than_seconds)
+
     def _models_behind(self, pool: str, after: str, limit: int) -> tuple[list[str], str]:
         names = (folder.name for folder in _folders(self._root / DURABLE / pool))
         found = heapq.nsmallest(limit + 1, (name for name in names if name > after))
@@ -67,11 +72,28 @@ class DurableFiles:
         found = {model_id: self._old_of(pool, model_id, unix_seconds) for model_id in models}
         return {model_id: names for model_id, names in found.items() if names}
 
+    def _delete_empty(self, pool: str, models: Sequence[str], unix_seconds: float) -> None:
+        for model_id in models:
+            folder = contained(self._root, f"{DURABLE}/{pool}/{model_id}")
+            if _written_at(folder) < unix_seconds:
+                with contextlib.suppress(FileNotFoundError), _unless_filled():
+                    folder.rmdir()
+
     def _old_of(self, pool: str, model_id: str, unix_seconds: float) -> list[str]:
         root = self._root.resolve()
         folder = contained(root, f"{DURABLE}/{pool}/{model_id}")
         old = (entry for entry in _folders(folder) if _written_at(entry) < unix_seconds)
         return [str(entry.relative_to(root)) for entry in old]
+
+
+@contextlib.contextmanager
+def _unless_filled() -> Iterator[None]:
+    """rmdir itself looks, so nothing that comes meanwhile is lost."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
 
 
 def _written_at(folder: Path) -> float:

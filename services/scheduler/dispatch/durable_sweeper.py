@@ -40,6 +40,7 @@ class DurableSweeper:
         orphans = await self._orphans_of(pool, models)
         for directory in orphans:
             await self._files.delete(directory)
+        await self._files.delete_empty(pool, models, self._orphan_seconds)
         return len(orphans)
 
     async def orphans(self, pool: str, parts: int) -> tuple[list[str], bool]:

@@ -115,3 +115,17 @@ async def test_what_is_captured_while_files_are_listed_is_no_orphan(tmp_path: Pa
     sweeper = DurableSweeper(cast("Any", book), cast("Any", Rows()), files, orphan_seconds=-60.0)
     assert await sweeper.drop_orphans("pool") == 0
     assert began == ["read"]
+
+
+async def test_a_folder_whose_writer_died_before_its_first_version_goes(tmp_path: Path) -> None:
+    """And no other: neither one that holds something nor one that was made a moment ago."""
+    empty, filled = (tmp_path / "durable" / "pool" / model_id for model_id in MODELS)
+    empty.mkdir(parents=True)
+    (filled / "_version_base_x").mkdir(parents=True)
+    young = DurableSweeper(cast("Any", Book()), cast("Any", Rows()), DurableFiles(tmp_path), orphan_seconds=60.0)
+    await young.drop_orphans("pool")
+    assert empty.is_dir()
+    old = DurableSweeper(cast("Any", Book()), cast("Any", Rows()), DurableFiles(tmp_path), orphan_seconds=-60.0)
+    assert await old.drop_orphans("pool") == 0
+    assert not empty.exists()
+    assert (filled / "_version_base_x").is_dir()
