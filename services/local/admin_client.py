@@ -23,14 +23,17 @@ CALL_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Everything that `tinkermesh status` shows, read within one moment; `pool` = "" means all of them."""
+    """Everything that `tinkermesh status` shows, read within one moment; of models, the first 1,000."""
 
     pools: list[pb.AdminPool]
+    leases: list[pb.PoolLease]
+    replicas: list[pb.ReplicaReport]
     trainers: list[pb.TrainerReport]
     samplers: list[pb.SamplerReport]
     slots: list[pb.SlotReport]
     models: list[pb.ModelReport]
     queues: list[pb.QueueReport]
+    durable_points: list[pb.DurablePointReport]
 
     def as_json(self) -> dict[str, Any]:
         """The messages as grpcurl prints them with -emit-defaults: 64-bit numbers are texts."""
@@ -46,15 +49,19 @@ class AdminClient:
         self._stub: Any = AdminStub(channel)
 
     def overview(self, pool: str = "") -> Overview:
-        """Raises the scheduler's own error, UnknownId for a pool that is not there, Unavailable."""
+        """Of one pool, or of all. Raises the scheduler's own error, UnknownId for an unknown pool, Unavailable."""
         pools = self._call("ListPools", pb.AdminListPoolsRequest()).pools
+        leases = self._call("ListLeases", pb.ListLeasesRequest(limit=1))
         return Overview(
             pools=[one for one in pools if pool in ("", one.facts.pool)],
+            leases=[one for one in leases.pools if pool in ("", one.pool)],
+            replicas=list(leases.replicas),
             trainers=list(self._call("ListTrainers", pb.ListTrainersRequest(pool=pool)).trainers),
             samplers=list(self._call("ListSamplers", pb.ListSamplersRequest(pool=pool)).samplers),
             slots=list(self._call("ListSlots", pb.ListSlotsRequest(pool=pool)).slots),
             models=list(self._call("ListModels", pb.ListModelsRequest(pool=pool)).models),
             queues=list(self._call("ListQueues", pb.ListQueuesRequest(pool=pool)).queues),
+            durable_points=list(self._call("ListDurablePoints", pb.ListDurablePointsRequest(pool=pool)).points),
         )
 
     def request(self, request_id: str) -> pb.RequestReport:

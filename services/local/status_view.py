@@ -17,7 +17,15 @@ SILENT_MS = 10_000  # nothing is sent to a trainer or sampler that was not heard
 
 def overview(seen: Overview, most_models: int = 0) -> RenderableType:
     """`most_models`: the busiest so many are shown, 0 = all."""
-    parts: list[RenderableType] = [_pools(seen), Text(), _engines(seen), Text(), _models(seen, most_models)]
+    parts: list[RenderableType] = [
+        _pools(seen),
+        Text(),
+        _schedulers(seen),
+        Text(),
+        _engines(seen),
+        Text(),
+        _models(seen, most_models),
+    ]
     alarms = [Text(text, style="bold red") for pool in seen.pools for text in _alarms(pool)]
     return Group(*parts, *([Text(), *alarms] if alarms else []))
 
@@ -60,6 +68,17 @@ def _alarms(pool: pb.AdminPool) -> list[str]:
     return found
 
 
+def _schedulers(seen: Overview) -> RenderableType:
+    held = [one for one in seen.leases if one.leader and one.expires_in_ms > 0]
+    cells = []
+    for replica in seen.replicas:
+        mine = [one for one in held if one.leader == replica.replica]
+        ends = age_text(min(one.expires_in_ms for one in mine)) if mine else "-"
+        leads = ", ".join(one.pool for one in mine) or "-"
+        cells.append([replica.replica, _seen(replica.seen_ms_ago), leads, ends, "yes" if replica.sweeps else ""])
+    return rows("schedulers", ("replica", ">heard of", "leads", ">lease ends in", "sweeps"), cells)
+
+
 def _engines(seen: Overview) -> RenderableType:
     trainers = [
         [one.pool, "trainer", one.trainer_id, one.address, _seen(one.seen_ms_ago), _doing(one)] for one in seen.trainers
@@ -87,10 +106,23 @@ def _sampling(sampler: pb.SamplerReport) -> str:
 
 def _models(seen: Overview, most: int) -> RenderableType:
     queues = {one.model_id: one for one in seen.queues}
+    points = {one.model_id: one for one in seen.durable_points}
     busiest = sorted(seen.models, key=lambda one: -one.depth)
     shown = busiest[:most] if most else busiest
-    columns = ("pool", "model", "state", ">slot", "base", ">steps since", ">log", ">queued", ">oldest", "waits for")
-    cells = [_model(one, queues.get(one.model_id)) for one in shown]
+    columns = (
+        "pool",
+        "model",
+        "state",
+        ">slot",
+        "base",
+        ">made",
+        ">steps since",
+        ">log",
+        ">queued",
+        ">oldest",
+        "waits for",
+    )
+    cells = [_model(one, queues.get(one.model_id), points.get(one.model_id)) for one in shown]
     found: list[RenderableType] = [rows("models", columns, cells)]
     if not shown:
         found.append(Text("none", style="dim"))
@@ -99,7 +131,7 @@ def _models(seen: Overview, most: int) -> RenderableType:
     return Group(*found)
 
 
-def _model(model: pb.ModelReport, queue: pb.QueueReport | None) -> list[object]:
+def _model(model: pb.ModelReport, queue: pb.QueueReport | None, point: pb.DurablePointReport | None) -> list[object]:
     phase = "" if model.phase == "live" or model.state != "open" else f", {model.phase}"
     return [
         model.pool,
@@ -107,6 +139,7 @@ def _model(model: pb.ModelReport, queue: pb.QueueReport | None) -> list[object]:
         f"{model.state}{phase}",
         "-" if model.slot < 0 else model.slot,
         model.base or "-",
+        f"{age_text(point.age_ms)} ago" if point is not None and point.age_ms else "-",
         model.steps_since,
         bytes_text(model.log_bytes),
         model.depth,

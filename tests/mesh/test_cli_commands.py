@@ -52,7 +52,11 @@ async def test_status_names_every_part_and_its_state(mesh: MeshProcesses) -> Non
     assert model in [one["model_id"] for one in seen["models"]]
     held = [slot for slot in seen["slots"] if slot["model_id"] == model]
     assert [slot["state"] for slot in held] == ["held"]
+    assert [lease["leader"] for lease in seen["leases"]] == [seen["pools"][0]["leader"]]
+    assert {one["replica"] for one in seen["replicas"]} == {"scheduler-0", "scheduler-1"}
+    assert [one["base"] for one in seen["durable_points"] if one["model_id"] == model] == ["init"]
     text = command(mesh, "status").stdout
+    assert "scheduler-0" in text and "scheduler-1" in text
     assert (
         model in text and "trainer-double" in text and "sampler-double" in text and seen["pools"][0]["leader"] in text
     )
