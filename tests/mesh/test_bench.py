@@ -43,7 +43,7 @@ def test_its_figures_belong_together_and_nothing_is_left(mesh: MeshProcesses) ->
     trained, sampled = found["forward_backward"], found["sample"]
     assert trained["succeeded"] == found["optim_step"]["succeeded"]
     assert trained["tokens_per_second"] == pytest.approx(trained["ops_per_second"] * 3 * 20, rel=0.01)
-    assert sampled["tokens_per_second"] == pytest.approx(sampled["ops_per_second"] * 5, rel=0.01)
+    assert 0 < sampled["tokens_per_second"] <= sampled["ops_per_second"] * 5 * 1.01  # a sequence may end early
     until(lambda: not models(mesh.scheduler), 30.0)
     listed = CliRunner().invoke(cli.app, ["checkpoints", "list", "--json", "--state-dir", str(mesh.settings.state_dir)])
     assert json.loads(listed.stdout)["checkpoints"] == []
