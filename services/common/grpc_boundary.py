@@ -10,6 +10,7 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -86,38 +87,36 @@ def _rebuild(handler: Handler, behaviour: Callable[[Any, Context], Any]) -> Hand
 Behaviour = Callable[[Any, Context], Any]
 
 
+@asynccontextmanager
+async def _answering(context: Context, method: str, *, stream: bool) -> AsyncIterator[None]:
+    """Counts the call, and answers with a status where the block fails."""
+    with grpc_call(method, time.monotonic, stream=stream) as answered:
+        try:
+            yield
+        except TinkermeshError as error:
+            answered.code = error.code
+            await abort_with(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:  # noqa: BLE001 - the process boundary
+            answered.code = _INTERNAL
+            await _abort_unexpected(context, method)
+
+
 def _guard_unary(behaviour: Behaviour, method: str, admit: Callable[[Context], None]) -> Behaviour:
     async def call(request: Any, context: Context) -> Any:
-        with grpc_call(method, time.monotonic, stream=False) as answered:
-            try:
-                admit(context)
-                return await behaviour(request, context)
-            except TinkermeshError as error:
-                answered.code = error.code
-                await abort_with(context, error)
-            except grpc.aio.AbortError:
-                raise
-            except Exception:  # noqa: BLE001 - the process boundary
-                answered.code = _INTERNAL
-                await _abort_unexpected(context, method)
+        async with _answering(context, method, stream=False):
+            admit(context)
+            return await behaviour(request, context)
 
     return call
 
 
 def _guard_stream(behaviour: Behaviour, method: str, admit: Callable[[Context], None]) -> Behaviour:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
-        with grpc_call(method, time.monotonic, stream=True) as answered:
-            try:
-                admit(context)
-                async for message in behaviour(request, context):
-                    yield message
-            except TinkermeshError as error:
-                answered.code = error.code
-                await abort_with(context, error)
-            except grpc.aio.AbortError:
-                raise
-            except Exception:  # noqa: BLE001 - the process boundary
-                answered.code = _INTERNAL
-                await _abort_unexpected(context, method)
+        async with _answering(context, method, stream=True):
+            admit(context)
+            async for message in behaviour(request, context):
+                yield message
 
     return call
