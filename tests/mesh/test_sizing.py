@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
 
 import pytest
-from redis import Redis
+from redis.asyncio import Redis
 
 from tests.doubles.mesh import MeshProcesses
-from tests.doubles.sizing import bytes_of
+from tests.doubles.sizing import bytes_of, memory_of_keys
 from tests.doubles.wire_client import WireClient
 from tests.mesh.main_path import accepted, base_sampler, sample
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 COUNT, PROMPT = 40, 100
 FEW, MANY = 20, 300
-
-
-def used(server: Redis) -> int:
-    """Bytes of everything but the connections' buffers."""
-    info = cast("dict[str, Any]", server.info("memory"))
-    return int(info["used_memory"]) - int(info["mem_clients_normal"])
 
 
 async def grown_by_samples(mesh: MeshProcesses) -> list[float]:
@@ -31,15 +24,15 @@ async def grown_by_samples(mesh: MeshProcesses) -> list[float]:
     prompt = tuple(range(200, 200 + PROMPT))
 
     async def run(first: int, count: int, tokens: int) -> float:
-        before = used(server)
+        before = await memory_of_keys(server)
         bodies = [sample(sampler, first + n, prompt=prompt, tokens=tokens) for n in range(count)]
         for request in [(await accepted(client, "/asample", body))["request_id"] for body in bodies]:
             await client.future(request)
-        return (used(server) - before) / count
+        return (await memory_of_keys(server) - before) / count
 
     await run(1, 1, FEW)
     grown = [await run(2, COUNT, FEW), await run(2 + COUNT, COUNT, MANY)]
-    server.close()
+    await server.aclose()
     await client.close()
     return grown
 

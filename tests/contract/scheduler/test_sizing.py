@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from tests.contract.scheduler.requests import new_session
 from tests.contract.scheduler.rig import Mesh, running_mesh
-from tests.doubles.sizing import bytes_of
+from tests.doubles.sizing import bytes_of, memory_of_keys
 from tests.doubles.valkey import ValkeyProcess
 
 MODELS, EACH = 4, 30
@@ -27,15 +27,6 @@ async def mesh(valkey: ValkeyProcess, redis_client: Redis, tmp_path: Path) -> As
         yield running
 
 
-async def used(mesh: Mesh) -> int:
-    """Bytes of all keys with their contents; the server's own buffers, and what it frees later, are not in it."""
-    names = {key async for key in mesh.redis.scan_iter(count=1000)}  # a scan may name one twice
-    pipe = mesh.redis.pipeline(transaction=False)
-    for key in names:
-        pipe.memory_usage(key, samples=0)
-    return sum(size or 0 for size in await pipe.execute())
-
-
 def payload_of(lengths: Sequence[int]) -> float:
     return bytes_of("payload of a batch", tokens=sum(lengths), targets=1, fields=1)
 
@@ -50,14 +41,14 @@ async def test_open_and_settled_futures_and_their_log(mesh: Mesh, lengths: Seque
     models = [await mesh.opened(new_session()) for _ in range(MODELS)]
     held = mesh.trainer.faults.add("hold_before", "pass", times=0)
     payload, count = payload_of(lengths), MODELS * EACH
-    before = await used(mesh)
+    before = await memory_of_keys(mesh.redis)
     requests = await sent(mesh, models, 1, lengths)
-    while_open = (await used(mesh) - before) / count
+    while_open = (await memory_of_keys(mesh.redis) - before) / count
     assert 0.5 <= while_open / bytes_of("open future", payload=payload) <= 1.0
     mesh.trainer.faults.remove(held)
     for request in requests:
         await mesh.done(request)
-    settled = (await used(mesh) - before) / count
+    settled = (await memory_of_keys(mesh.redis) - before) / count
     expected = bytes_of("settled future", tokens=sum(lengths)) + bytes_of("log entry", payload=payload)
     assert 0.5 <= settled / expected <= 1.0
 
@@ -66,17 +57,17 @@ async def test_a_payload_is_most_of_a_large_future_and_none_of_it_may_be_forgott
     """Negative control: a formula for half the tokens does not hold."""
     model = await mesh.opened(new_session())
     mesh.trainer.faults.add("hold_before", "pass", times=0)
-    before = await used(mesh)
+    before = await memory_of_keys(mesh.redis)
     await sent(mesh, [model], 1, LARGE)
     half = bytes_of("open future", payload=payload_of(LARGE) / 2)
-    assert (await used(mesh) - before) / EACH > half
+    assert (await memory_of_keys(mesh.redis) - before) / EACH > half
     mesh.trainer.faults.rules.clear()
 
 
 async def test_a_live_model(mesh: Mesh) -> None:
     count = 12
-    before = await used(mesh)
+    before = await memory_of_keys(mesh.redis)
     for _ in range(count):
         await mesh.opened(new_session())
-    each = (await used(mesh) - before) / count
+    each = (await memory_of_keys(mesh.redis) - before) / count
     assert 0.2 <= each / bytes_of("live model") <= 1.0
