@@ -15,7 +15,6 @@ TRAINER = MetricSet("tinkermesh_trainer")
 
 UNIT_KINDS = ("pass", "optim", "init", "load", "unload", "save", "snapshot")
 ARTIFACT_KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS, DURABLE)
-SLOT_STATES = ("free", "loaded", "unclean")
 
 _units = TRAINER.counter(
     "units_total", "Units run, by kind and how they ended; recovery's are among them.", ["kind", "outcome"]

@@ -171,7 +171,3 @@ def _items(plan: ReplayPlan) -> tuple[UnitItem, ...]:
             )
         )
     return tuple(items)
-
-
-def first_model(plan: RecoveryPlan) -> str:
-    return plan.steps[0].queue.model_id if isinstance(plan, ReplayPlan) else plan.model_id
