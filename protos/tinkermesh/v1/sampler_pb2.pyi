@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tinkermesh.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,28 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Leg:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LegEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Leg.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LEG_WHOLE: _Leg.ValueType  # 0
+    LEG_PREFILL: _Leg.ValueType  # 1
+    """max_tokens is 1; the prompt's blocks are saved, its tail too, even one of one token"""
+    LEG_DECODE: _Leg.ValueType  # 2
+    """the prompt's last token is the prefill leg's; the blocks before it come from the tier"""
+
+class Leg(_Leg, metaclass=_LegEnumTypeWrapper):
+    """Which part of a sample a sampler does under prefill/decode disaggregation."""
+
+LEG_WHOLE: Leg.ValueType  # 0
+LEG_PREFILL: Leg.ValueType  # 1
+"""max_tokens is 1; the prompt's blocks are saved, its tail too, even one of one token"""
+LEG_DECODE: Leg.ValueType  # 2
+"""the prompt's last token is the prefill leg's; the blocks before it come from the tier"""
+Global___Leg: _TypeAlias = Leg  # noqa: Y015
 
 @_typing.final
 class DescribeSamplerRequest(_message.Message):
@@ -50,7 +73,7 @@ class SamplerDescription(_message.Message):
     sampler_id: _builtins.str
     incarnation: _builtins.str
     role: _builtins.str
-    """both"""
+    """both, prefill or decode"""
     max_adapters: _builtins.int
     """resident at once"""
     max_running: _builtins.int
@@ -236,11 +259,13 @@ class SampleRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    LEG_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     cache_salt: _builtins.str
     """Requests with different salts share no cached prefix, so that cache hits tell nothing about
     another tenant's prompts. The scheduler sends the tenant id.
     """
+    leg: Global___Leg.ValueType
     @_builtins.property
     def adapter(self) -> _types_pb2.AdapterRef:
         """absent = base model"""
@@ -254,16 +279,140 @@ class SampleRequest(_message.Message):
         adapter: _types_pb2.AdapterRef | None = ...,
         body: _types_pb2.SampleBody | None = ...,
         cache_salt: _builtins.str = ...,
+        leg: Global___Leg.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "adapter", b"adapter", "body", b"body"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "adapter", b"adapter", "body", b"body", "cache_salt", b"cache_salt", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "adapter", b"adapter", "body", b"body", "cache_salt", b"cache_salt", "leg", b"leg", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter) -> _WhichOneofReturnType__adapter | None: ...
 
 Global___SampleRequest: _TypeAlias = SampleRequest  # noqa: Y015
+
+@_typing.final
+class SampleStreamRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    WITH_TEXT_FIELD_NUMBER: _builtins.int
+    SEAM_TOKENS_FIELD_NUMBER: _builtins.int
+    with_text: _builtins.bool
+    """chunks carry text beside the ids"""
+    seam_tokens: _builtins.int
+    """so many last tokens of the prompt count as output for the text: decoding crosses the seam"""
+    @_builtins.property
+    def sample(self) -> Global___SampleRequest: ...
+    def __init__(
+        self,
+        *,
+        sample: Global___SampleRequest | None = ...,
+        with_text: _builtins.bool = ...,
+        seam_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sample", b"sample"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sample", b"sample", "seam_tokens", b"seam_tokens", "with_text", b"with_text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleStreamRequest: _TypeAlias = SampleStreamRequest  # noqa: Y015
+
+@_typing.final
+class SampleChunk(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOPK_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """0 .. num_samples - 1"""
+    tokens: _builtins.bytes
+    """int32 little-endian, generated since the sequence's last chunk"""
+    logprobs: _builtins.bytes
+    """float32, one per token"""
+    text: _builtins.str
+    """whole characters only; with a stop string: nothing that may become one"""
+    finish: _builtins.str
+    """stop or length, in the sequence's last chunk, else "" """
+    cached_tokens: _builtins.int
+    """prompt tokens that were not computed; in the sequence's first chunk"""
+    @_builtins.property
+    def topk(self) -> _types_pb2.TopkTable: ...
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        tokens: _builtins.bytes = ...,
+        logprobs: _builtins.bytes = ...,
+        topk: _types_pb2.TopkTable | None = ...,
+        text: _builtins.str = ...,
+        finish: _builtins.str = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_topk", b"_topk", "topk", b"topk"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_topk", b"_topk", "cached_tokens", b"cached_tokens", "finish", b"finish", "logprobs", b"logprobs", "sequence", b"sequence", "text", b"text", "tokens", b"tokens", "topk", b"topk"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__topk: _TypeAlias = _typing.Literal["topk"]  # noqa: Y015
+    _WhichOneofArgType__topk: _TypeAlias = _typing.Literal["_topk", b"_topk"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__topk) -> _WhichOneofReturnType__topk | None: ...
+
+Global___SampleChunk: _TypeAlias = SampleChunk  # noqa: Y015
+
+@_typing.final
+class TokenizeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    CHAT_JSON_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    chat_json: _builtins.str
+    """{"messages": [...], "tools": [...], "add_generation_prompt": true, ...}"""
+    add_special_tokens: _builtins.bool
+    """of a text; a chat template writes its own"""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        chat_json: _builtins.str = ...,
+        add_special_tokens: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat_json", b"chat_json", "input", b"input", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_special_tokens", b"add_special_tokens", "chat_json", b"chat_json", "input", b"input", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "chat_json"]  # noqa: Y015
+    _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
+
+Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
+
+@_typing.final
+class TokenizeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.bytes
+    """int32 little-endian"""
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizeReply: _TypeAlias = TokenizeReply  # noqa: Y015
 
 @_typing.final
 class SampleReply(_message.Message):

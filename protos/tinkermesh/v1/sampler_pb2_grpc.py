@@ -59,6 +59,16 @@ class SamplerStub:
                 request_serializer=tinkermesh_dot_v1_dot_sampler__pb2.SampleRequest.SerializeToString,
                 response_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.SampleReply.FromString,
                 _registered_method=True)
+        self.SampleStream = channel.unary_stream(
+                '/tinkermesh.v1.Sampler/SampleStream',
+                request_serializer=tinkermesh_dot_v1_dot_sampler__pb2.SampleStreamRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.SampleChunk.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/tinkermesh.v1.Sampler/Tokenize',
+                request_serializer=tinkermesh_dot_v1_dot_sampler__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.TokenizeReply.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/tinkermesh.v1.Sampler/Abort',
                 request_serializer=tinkermesh_dot_v1_dot_sampler__pb2.AbortRequest.SerializeToString,
@@ -104,6 +114,21 @@ class SamplerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SampleStream(self, request, context):
+        """As Sample, told while it is generated. A repeated request_id attaches and gets everything from the start.
+        A stream that ends without a `finish` for every sequence is an error with a cause, never a success.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Token ids of a text or a conversation, by the engine's own tokenizer and chat template.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Abort(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -137,6 +162,16 @@ def add_SamplerServicer_to_server(servicer, server):
                     servicer.Sample,
                     request_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.SampleRequest.FromString,
                     response_serializer=tinkermesh_dot_v1_dot_sampler__pb2.SampleReply.SerializeToString,
+            ),
+            'SampleStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.SampleStream,
+                    request_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.SampleStreamRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_sampler__pb2.SampleChunk.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.TokenizeRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_sampler__pb2.TokenizeReply.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -279,6 +314,60 @@ class Sampler:
             '/tinkermesh.v1.Sampler/Sample',
             tinkermesh_dot_v1_dot_sampler__pb2.SampleRequest.SerializeToString,
             tinkermesh_dot_v1_dot_sampler__pb2.SampleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SampleStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tinkermesh.v1.Sampler/SampleStream',
+            tinkermesh_dot_v1_dot_sampler__pb2.SampleStreamRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_sampler__pb2.SampleChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Sampler/Tokenize',
+            tinkermesh_dot_v1_dot_sampler__pb2.TokenizeRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_sampler__pb2.TokenizeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,12 @@ class SamplerStub:
     ListAdapters: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.ListAdaptersRequest, _sampler_pb2.ListAdaptersReply]
     Sample: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.SampleRequest, _sampler_pb2.SampleReply]
     """Loads the adapter first if needed. A repeated request_id attaches to the running call."""
+    SampleStream: _grpc.UnaryStreamMultiCallable[_sampler_pb2.SampleStreamRequest, _sampler_pb2.SampleChunk]
+    """As Sample, told while it is generated. A repeated request_id attaches and gets everything from the start.
+    A stream that ends without a `finish` for every sequence is an error with a cause, never a success.
+    """
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.TokenizeRequest, _sampler_pb2.TokenizeReply]
+    """Token ids of a text or a conversation, by the engine's own tokenizer and chat template."""
     Abort: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.AbortRequest, _sampler_pb2.AbortReply]
 
 @_typing.type_check_only
@@ -58,6 +64,12 @@ class SamplerAsyncStub(SamplerStub):
     ListAdapters: _aio.UnaryUnaryMultiCallable[_sampler_pb2.ListAdaptersRequest, _sampler_pb2.ListAdaptersReply]  # type: ignore[assignment]
     Sample: _aio.UnaryUnaryMultiCallable[_sampler_pb2.SampleRequest, _sampler_pb2.SampleReply]  # type: ignore[assignment]
     """Loads the adapter first if needed. A repeated request_id attaches to the running call."""
+    SampleStream: _aio.UnaryStreamMultiCallable[_sampler_pb2.SampleStreamRequest, _sampler_pb2.SampleChunk]  # type: ignore[assignment]
+    """As Sample, told while it is generated. A repeated request_id attaches and gets everything from the start.
+    A stream that ends without a `finish` for every sequence is an error with a cause, never a success.
+    """
+    Tokenize: _aio.UnaryUnaryMultiCallable[_sampler_pb2.TokenizeRequest, _sampler_pb2.TokenizeReply]  # type: ignore[assignment]
+    """Token ids of a text or a conversation, by the engine's own tokenizer and chat template."""
     Abort: _aio.UnaryUnaryMultiCallable[_sampler_pb2.AbortRequest, _sampler_pb2.AbortReply]  # type: ignore[assignment]
 
 class SamplerServicer(metaclass=_abc_1.ABCMeta):
@@ -101,6 +113,24 @@ class SamplerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sampler_pb2.SampleReply, _abc.Awaitable[_sampler_pb2.SampleReply]]:
         """Loads the adapter first if needed. A repeated request_id attaches to the running call."""
+
+    @_abc_1.abstractmethod
+    def SampleStream(
+        self,
+        request: _sampler_pb2.SampleStreamRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_sampler_pb2.SampleChunk], _abc.AsyncIterator[_sampler_pb2.SampleChunk]]:
+        """As Sample, told while it is generated. A repeated request_id attaches and gets everything from the start.
+        A stream that ends without a `finish` for every sequence is an error with a cause, never a success.
+        """
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _sampler_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sampler_pb2.TokenizeReply, _abc.Awaitable[_sampler_pb2.TokenizeReply]]:
+        """Token ids of a text or a conversation, by the engine's own tokenizer and chat template."""
 
     @_abc_1.abstractmethod
     def Abort(
