@@ -3,6 +3,7 @@
     TinkermeshError
     ├── UserError                 the client must change something
     │   ├── InvalidInput          400  INVALID_ARGUMENT    a field has a wrong value
+    │   │   └── AdapterNotLoaded  400  INVALID_ARGUMENT    a prefill or decode sampler never loads within a request
     │   ├── KeyConflict           400  INVALID_ARGUMENT    idempotency key used with another payload
     │   ├── ModelClosed           400  FAILED_PRECONDITION the model no longer takes commands
     │   ├── InUse                 400  FAILED_PRECONDITION held by queued or running work
@@ -18,7 +19,9 @@
         ├── Pending               408  FAILED_PRECONDITION the result is not there yet
         ├── StaleFence            503  ABORTED             older term or another incarnation
         ├── Unavailable           503  UNAVAILABLE         a part is away; retry
-        │   └── Stopping          503  UNAVAILABLE         it ends in order, and took nothing of this
+        │   ├── Stopping          503  UNAVAILABLE         it ends in order, and took nothing of this
+        │   ├── CacheNotReady     503  UNAVAILABLE         blocks a decode sampler needs are not in the tier yet
+        │   └── DecodeInterrupted 503  UNAVAILABLE         the decode leg broke off after output had been given
         └── ContractViolation     500  INTERNAL            a peer broke its contract
 
 `code` names the class on the wire between services, so a caller gets the same type back.
@@ -54,6 +57,10 @@ class UserError(TinkermeshError):
 
 class InvalidInput(UserError):
     code = "invalid_input"
+
+
+class AdapterNotLoaded(InvalidInput):
+    code = "adapter_not_loaded"
 
 
 class KeyConflict(UserError):
@@ -141,6 +148,14 @@ class Unavailable(ServerError):
 
 class Stopping(Unavailable):
     code = "stopping"
+
+
+class CacheNotReady(Unavailable):
+    code = "cache_not_ready"
+
+
+class DecodeInterrupted(Unavailable):
+    code = "pd_decode_interrupted"
 
 
 class ContractViolation(ServerError):

@@ -29,6 +29,7 @@ def registration(description: SamplerDescription, address: str) -> RegisterSampl
         role=description.role,
         max_adapters=description.max_adapters,
         max_running=description.max_running,
+        kv=description.kv if description.HasField("kv") else None,
     )
 
 

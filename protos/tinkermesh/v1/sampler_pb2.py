@@ -25,49 +25,51 @@ _sym_db = _symbol_database.Default()
 from tinkermesh.v1 import types_pb2 as tinkermesh_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btinkermesh/v1/sampler.proto\x12\rtinkermesh.v1\x1a\x19tinkermesh/v1/types.proto\"\x18\n\x16\x44\x65scribeSamplerRequest\"\xd1\x01\n\x12SamplerDescription\x12\x12\n\nsampler_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\'\n\x05\x66\x61\x63ts\x18\x03 \x01(\x0b\x32\x18.tinkermesh.v1.PoolFacts\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x14\n\x0cmax_adapters\x18\x05 \x01(\r\x12\x13\n\x0bmax_running\x18\x06 \x01(\r\x12\x0f\n\x07running\x18\x07 \x01(\r\x12\x0f\n\x07waiting\x18\x08 \x01(\r\x12\x0e\n\x06\x65ngine\x18\t \x01(\t\"@\n\x12LoadAdapterRequest\x12*\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x19.tinkermesh.v1.AdapterRef\"@\n\x10LoadAdapterReply\x12\x16\n\x0e\x61lready_loaded\x18\x01 \x01(\x08\x12\x14\n\x0cload_seconds\x18\x02 \x01(\x01\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"(\n\x12UnloadAdapterReply\x12\x12\n\nwas_loaded\x18\x01 \x01(\x08\"\x15\n\x13ListAdaptersRequest\"m\n\rLoadedAdapter\x12*\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x19.tinkermesh.v1.AdapterRef\x12\x11\n\tengine_id\x18\x02 \x01(\r\x12\x0e\n\x06in_use\x18\x03 \x01(\r\x12\r\n\x05loads\x18\x04 \x01(\x04\"C\n\x11ListAdaptersReply\x12.\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1c.tinkermesh.v1.LoadedAdapter\"\xbe\x01\n\rSampleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\x07\x61\x64\x61pter\x18\x02 \x01(\x0b\x32\x19.tinkermesh.v1.AdapterRefH\x00\x88\x01\x01\x12\'\n\x04\x62ody\x18\x03 \x01(\x0b\x32\x19.tinkermesh.v1.SampleBody\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x1f\n\x03leg\x18\x05 \x01(\x0e\x32\x12.tinkermesh.v1.LegB\n\n\x08_adapter\"k\n\x13SampleStreamRequest\x12,\n\x06sample\x18\x01 \x01(\x0b\x32\x1c.tinkermesh.v1.SampleRequest\x12\x11\n\twith_text\x18\x02 \x01(\x08\x12\x13\n\x0bseam_tokens\x18\x03 \x01(\r\"\xac\x01\n\x0bSampleChunk\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12+\n\x04topk\x18\x04 \x01(\x0b\x32\x18.tinkermesh.v1.TopkTableH\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0e\n\x06\x66inish\x18\x06 \x01(\t\x12\x15\n\rcached_tokens\x18\x07 \x01(\rB\x07\n\x05_topk\"[\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x13\n\tchat_json\x18\x02 \x01(\tH\x00\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08\x42\x07\n\x05input\"\x1f\n\rTokenizeReply\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\":\n\x0bSampleReply\x12+\n\x06result\x18\x01 \x01(\x0b\x32\x1b.tinkermesh.v1.SampleResult\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\nAbortReply\x12\x13\n\x0bwas_running\x18\x01 \x01(\x08*5\n\x03Leg\x12\r\n\tLEG_WHOLE\x10\x00\x12\x0f\n\x0bLEG_PREFILL\x10\x01\x12\x0e\n\nLEG_DECODE\x10\x02\x32\x82\x05\n\x07Sampler\x12T\n\x08\x44\x65scribe\x12%.tinkermesh.v1.DescribeSamplerRequest\x1a!.tinkermesh.v1.SamplerDescription\x12Q\n\x0bLoadAdapter\x12!.tinkermesh.v1.LoadAdapterRequest\x1a\x1f.tinkermesh.v1.LoadAdapterReply\x12W\n\rUnloadAdapter\x12#.tinkermesh.v1.UnloadAdapterRequest\x1a!.tinkermesh.v1.UnloadAdapterReply\x12T\n\x0cListAdapters\x12\".tinkermesh.v1.ListAdaptersRequest\x1a .tinkermesh.v1.ListAdaptersReply\x12\x42\n\x06Sample\x12\x1c.tinkermesh.v1.SampleRequest\x1a\x1a.tinkermesh.v1.SampleReply\x12P\n\x0cSampleStream\x12\".tinkermesh.v1.SampleStreamRequest\x1a\x1a.tinkermesh.v1.SampleChunk0\x01\x12H\n\x08Tokenize\x12\x1e.tinkermesh.v1.TokenizeRequest\x1a\x1c.tinkermesh.v1.TokenizeReply\x12?\n\x05\x41\x62ort\x12\x1b.tinkermesh.v1.AbortRequest\x1a\x19.tinkermesh.v1.AbortReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btinkermesh/v1/sampler.proto\x12\rtinkermesh.v1\x1a\x19tinkermesh/v1/types.proto\"\x18\n\x16\x44\x65scribeSamplerRequest\"\xf5\x01\n\x12SamplerDescription\x12\x12\n\nsampler_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\'\n\x05\x66\x61\x63ts\x18\x03 \x01(\x0b\x32\x18.tinkermesh.v1.PoolFacts\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x14\n\x0cmax_adapters\x18\x05 \x01(\r\x12\x13\n\x0bmax_running\x18\x06 \x01(\r\x12\x0f\n\x07running\x18\x07 \x01(\r\x12\x0f\n\x07waiting\x18\x08 \x01(\r\x12\x0e\n\x06\x65ngine\x18\t \x01(\t\x12\"\n\x02kv\x18\n \x01(\x0b\x32\x16.tinkermesh.v1.KvFacts\"\x90\x01\n\x07KvFacts\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x16\n\x0ehash_algorithm\x18\x04 \x01(\t\x12\x11\n\thash_seed\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0c\n\x04tier\x18\x07 \x01(\t\"@\n\x12LoadAdapterRequest\x12*\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x19.tinkermesh.v1.AdapterRef\"@\n\x10LoadAdapterReply\x12\x16\n\x0e\x61lready_loaded\x18\x01 \x01(\x08\x12\x14\n\x0cload_seconds\x18\x02 \x01(\x01\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"(\n\x12UnloadAdapterReply\x12\x12\n\nwas_loaded\x18\x01 \x01(\x08\"\x15\n\x13ListAdaptersRequest\"m\n\rLoadedAdapter\x12*\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x19.tinkermesh.v1.AdapterRef\x12\x11\n\tengine_id\x18\x02 \x01(\r\x12\x0e\n\x06in_use\x18\x03 \x01(\r\x12\r\n\x05loads\x18\x04 \x01(\x04\"C\n\x11ListAdaptersReply\x12.\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1c.tinkermesh.v1.LoadedAdapter\"\xbe\x01\n\rSampleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\x07\x61\x64\x61pter\x18\x02 \x01(\x0b\x32\x19.tinkermesh.v1.AdapterRefH\x00\x88\x01\x01\x12\'\n\x04\x62ody\x18\x03 \x01(\x0b\x32\x19.tinkermesh.v1.SampleBody\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x1f\n\x03leg\x18\x05 \x01(\x0e\x32\x12.tinkermesh.v1.LegB\n\n\x08_adapter\"k\n\x13SampleStreamRequest\x12,\n\x06sample\x18\x01 \x01(\x0b\x32\x1c.tinkermesh.v1.SampleRequest\x12\x11\n\twith_text\x18\x02 \x01(\x08\x12\x13\n\x0bseam_tokens\x18\x03 \x01(\r\"\xac\x01\n\x0bSampleChunk\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12+\n\x04topk\x18\x04 \x01(\x0b\x32\x18.tinkermesh.v1.TopkTableH\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0e\n\x06\x66inish\x18\x06 \x01(\t\x12\x15\n\rcached_tokens\x18\x07 \x01(\rB\x07\n\x05_topk\"[\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x13\n\tchat_json\x18\x02 \x01(\tH\x00\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08\x42\x07\n\x05input\"\x1f\n\rTokenizeReply\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\":\n\x0bSampleReply\x12+\n\x06result\x18\x01 \x01(\x0b\x32\x1b.tinkermesh.v1.SampleResult\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\nAbortReply\x12\x13\n\x0bwas_running\x18\x01 \x01(\x08*5\n\x03Leg\x12\r\n\tLEG_WHOLE\x10\x00\x12\x0f\n\x0bLEG_PREFILL\x10\x01\x12\x0e\n\nLEG_DECODE\x10\x02\x32\x82\x05\n\x07Sampler\x12T\n\x08\x44\x65scribe\x12%.tinkermesh.v1.DescribeSamplerRequest\x1a!.tinkermesh.v1.SamplerDescription\x12Q\n\x0bLoadAdapter\x12!.tinkermesh.v1.LoadAdapterRequest\x1a\x1f.tinkermesh.v1.LoadAdapterReply\x12W\n\rUnloadAdapter\x12#.tinkermesh.v1.UnloadAdapterRequest\x1a!.tinkermesh.v1.UnloadAdapterReply\x12T\n\x0cListAdapters\x12\".tinkermesh.v1.ListAdaptersRequest\x1a .tinkermesh.v1.ListAdaptersReply\x12\x42\n\x06Sample\x12\x1c.tinkermesh.v1.SampleRequest\x1a\x1a.tinkermesh.v1.SampleReply\x12P\n\x0cSampleStream\x12\".tinkermesh.v1.SampleStreamRequest\x1a\x1a.tinkermesh.v1.SampleChunk0\x01\x12H\n\x08Tokenize\x12\x1e.tinkermesh.v1.TokenizeRequest\x1a\x1c.tinkermesh.v1.TokenizeReply\x12?\n\x05\x41\x62ort\x12\x1b.tinkermesh.v1.AbortRequest\x1a\x19.tinkermesh.v1.AbortReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tinkermesh.v1.sampler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LEG']._serialized_start=1460
-  _globals['_LEG']._serialized_end=1513
+  _globals['_LEG']._serialized_start=1643
+  _globals['_LEG']._serialized_end=1696
   _globals['_DESCRIBESAMPLERREQUEST']._serialized_start=73
   _globals['_DESCRIBESAMPLERREQUEST']._serialized_end=97
   _globals['_SAMPLERDESCRIPTION']._serialized_start=100
-  _globals['_SAMPLERDESCRIPTION']._serialized_end=309
-  _globals['_LOADADAPTERREQUEST']._serialized_start=311
-  _globals['_LOADADAPTERREQUEST']._serialized_end=375
-  _globals['_LOADADAPTERREPLY']._serialized_start=377
-  _globals['_LOADADAPTERREPLY']._serialized_end=441
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=443
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=479
-  _globals['_UNLOADADAPTERREPLY']._serialized_start=481
-  _globals['_UNLOADADAPTERREPLY']._serialized_end=521
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=523
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=544
-  _globals['_LOADEDADAPTER']._serialized_start=546
-  _globals['_LOADEDADAPTER']._serialized_end=655
-  _globals['_LISTADAPTERSREPLY']._serialized_start=657
-  _globals['_LISTADAPTERSREPLY']._serialized_end=724
-  _globals['_SAMPLEREQUEST']._serialized_start=727
-  _globals['_SAMPLEREQUEST']._serialized_end=917
-  _globals['_SAMPLESTREAMREQUEST']._serialized_start=919
-  _globals['_SAMPLESTREAMREQUEST']._serialized_end=1026
-  _globals['_SAMPLECHUNK']._serialized_start=1029
-  _globals['_SAMPLECHUNK']._serialized_end=1201
-  _globals['_TOKENIZEREQUEST']._serialized_start=1203
-  _globals['_TOKENIZEREQUEST']._serialized_end=1294
-  _globals['_TOKENIZEREPLY']._serialized_start=1296
-  _globals['_TOKENIZEREPLY']._serialized_end=1327
-  _globals['_SAMPLEREPLY']._serialized_start=1329
-  _globals['_SAMPLEREPLY']._serialized_end=1387
-  _globals['_ABORTREQUEST']._serialized_start=1389
-  _globals['_ABORTREQUEST']._serialized_end=1423
-  _globals['_ABORTREPLY']._serialized_start=1425
-  _globals['_ABORTREPLY']._serialized_end=1458
-  _globals['_SAMPLER']._serialized_start=1516
-  _globals['_SAMPLER']._serialized_end=2158
+  _globals['_SAMPLERDESCRIPTION']._serialized_end=345
+  _globals['_KVFACTS']._serialized_start=348
+  _globals['_KVFACTS']._serialized_end=492
+  _globals['_LOADADAPTERREQUEST']._serialized_start=494
+  _globals['_LOADADAPTERREQUEST']._serialized_end=558
+  _globals['_LOADADAPTERREPLY']._serialized_start=560
+  _globals['_LOADADAPTERREPLY']._serialized_end=624
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=626
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=662
+  _globals['_UNLOADADAPTERREPLY']._serialized_start=664
+  _globals['_UNLOADADAPTERREPLY']._serialized_end=704
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=706
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=727
+  _globals['_LOADEDADAPTER']._serialized_start=729
+  _globals['_LOADEDADAPTER']._serialized_end=838
+  _globals['_LISTADAPTERSREPLY']._serialized_start=840
+  _globals['_LISTADAPTERSREPLY']._serialized_end=907
+  _globals['_SAMPLEREQUEST']._serialized_start=910
+  _globals['_SAMPLEREQUEST']._serialized_end=1100
+  _globals['_SAMPLESTREAMREQUEST']._serialized_start=1102
+  _globals['_SAMPLESTREAMREQUEST']._serialized_end=1209
+  _globals['_SAMPLECHUNK']._serialized_start=1212
+  _globals['_SAMPLECHUNK']._serialized_end=1384
+  _globals['_TOKENIZEREQUEST']._serialized_start=1386
+  _globals['_TOKENIZEREQUEST']._serialized_end=1477
+  _globals['_TOKENIZEREPLY']._serialized_start=1479
+  _globals['_TOKENIZEREPLY']._serialized_end=1510
+  _globals['_SAMPLEREPLY']._serialized_start=1512
+  _globals['_SAMPLEREPLY']._serialized_end=1570
+  _globals['_ABORTREQUEST']._serialized_start=1572
+  _globals['_ABORTREQUEST']._serialized_end=1606
+  _globals['_ABORTREPLY']._serialized_start=1608
+  _globals['_ABORTREPLY']._serialized_end=1641
+  _globals['_SAMPLER']._serialized_start=1699
+  _globals['_SAMPLER']._serialized_end=2341
 # @@protoc_insertion_point(module_scope)

@@ -70,6 +70,7 @@ class SamplerDescription(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
+    KV_FIELD_NUMBER: _builtins.int
     sampler_id: _builtins.str
     incarnation: _builtins.str
     role: _builtins.str
@@ -84,6 +85,8 @@ class SamplerDescription(_message.Message):
     """name and version"""
     @_builtins.property
     def facts(self) -> _types_pb2.PoolFacts: ...
+    @_builtins.property
+    def kv(self) -> Global___KvFacts: ...
     def __init__(
         self,
         *,
@@ -96,14 +99,60 @@ class SamplerDescription(_message.Message):
         running: _builtins.int = ...,
         waiting: _builtins.int = ...,
         engine: _builtins.str = ...,
+        kv: Global___KvFacts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "kv", b"kv"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "facts", b"facts", "incarnation", b"incarnation", "max_adapters", b"max_adapters", "max_running", b"max_running", "role", b"role", "running", b"running", "sampler_id", b"sampler_id", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "facts", b"facts", "incarnation", b"incarnation", "kv", b"kv", "max_adapters", b"max_adapters", "max_running", b"max_running", "role", b"role", "running", b"running", "sampler_id", b"sampler_id", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SamplerDescription: _TypeAlias = SamplerDescription  # noqa: Y015
+
+@_typing.final
+class KvFacts(_message.Message):
+    """What makes the cache blocks of two samplers interchangeable. A prefill and a decode sampler pair only if every
+    field but `tier` is equal and neither tier is "".
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    HASH_ALGORITHM_FIELD_NUMBER: _builtins.int
+    HASH_SEED_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    engine: _builtins.str
+    """name and version"""
+    model_fingerprint: _builtins.str
+    block_size: _builtins.int
+    """tokens"""
+    hash_algorithm: _builtins.str
+    hash_seed: _builtins.str
+    dtype: _builtins.str
+    """of the cache"""
+    tier: _builtins.str
+    """where its blocks go and come from, "" = nowhere"""
+    def __init__(
+        self,
+        *,
+        engine: _builtins.str = ...,
+        model_fingerprint: _builtins.str = ...,
+        block_size: _builtins.int = ...,
+        hash_algorithm: _builtins.str = ...,
+        hash_seed: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        tier: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "engine", b"engine", "hash_algorithm", b"hash_algorithm", "hash_seed", b"hash_seed", "model_fingerprint", b"model_fingerprint", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvFacts: _TypeAlias = KvFacts  # noqa: Y015
 
 @_typing.final
 class LoadAdapterRequest(_message.Message):

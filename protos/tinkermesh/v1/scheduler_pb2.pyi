@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tinkermesh.v1 import sampler_pb2 as _sampler_pb2
 from tinkermesh.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -1161,6 +1162,7 @@ class RegisterSamplerRequest(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     MAX_ADAPTERS_FIELD_NUMBER: _builtins.int
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
+    KV_FIELD_NUMBER: _builtins.int
     sampler_id: _builtins.str
     incarnation: _builtins.str
     address: _builtins.str
@@ -1169,6 +1171,8 @@ class RegisterSamplerRequest(_message.Message):
     max_running: _builtins.int
     @_builtins.property
     def facts(self) -> _types_pb2.PoolFacts: ...
+    @_builtins.property
+    def kv(self) -> _sampler_pb2.KvFacts: ...
     def __init__(
         self,
         *,
@@ -1179,10 +1183,11 @@ class RegisterSamplerRequest(_message.Message):
         role: _builtins.str = ...,
         max_adapters: _builtins.int = ...,
         max_running: _builtins.int = ...,
+        kv: _sampler_pb2.KvFacts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "kv", b"kv"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "facts", b"facts", "incarnation", b"incarnation", "max_adapters", b"max_adapters", "max_running", b"max_running", "role", b"role", "sampler_id", b"sampler_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "facts", b"facts", "incarnation", b"incarnation", "kv", b"kv", "max_adapters", b"max_adapters", "max_running", b"max_running", "role", b"role", "sampler_id", b"sampler_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
