@@ -25,6 +25,7 @@ from services.scheduler.queue_states import QueueStates
 from services.scheduler.registry import Registry
 from services.scheduler.results import Results
 from services.scheduler.sampling.fleet import Fleet
+from services.scheduler.sampling.generation import Generations
 from services.scheduler.server import Scheduler
 from services.scheduler.sessions import Sessions
 from services.scheduler.store.memory import MemoryGate
@@ -83,6 +84,11 @@ class Assembly:
             memory=ground.memory,
             deliveries=self.deliveries,
         )
+
+    @property
+    def generations(self) -> Generations:
+        """How anything here reaches the samplers."""
+        return self._sampling.generations
 
     @cached_property
     def training(self) -> Training:

@@ -13,7 +13,9 @@ from services.scheduler.sampling.cancel import Cancellation
 from services.scheduler.sampling.completions import Completions
 from services.scheduler.sampling.dispatcher import SampleDispatcher
 from services.scheduler.sampling.fleet import Fleet
+from services.scheduler.sampling.generation import Generations
 from services.scheduler.sampling.limits import SamplingLimits
+from services.scheduler.sampling.placing import Placements
 from services.scheduler.sampling.presence import SamplerPresence
 from services.scheduler.sampling.sessions import SamplingSessions
 from services.scheduler.sampling.snapshots import Snapshots
@@ -35,6 +37,8 @@ class SamplingParts:
         return SamplingLimits(
             sample_seconds=settings.sample_seconds,
             sampler_wait_seconds=settings.sampler_wait_seconds,
+            first_token_seconds=settings.first_token_seconds,
+            next_token_seconds=settings.next_token_seconds,
             retention_ms=self._ground.retention_ms,
             fair=settings.fair,
         )
@@ -42,6 +46,10 @@ class SamplingParts:
     @cached_property
     def fleet(self) -> Fleet:
         return Fleet(self._ground.directory, load_seconds=self._ground.settings.adapter_load_seconds)
+
+    @cached_property
+    def generations(self) -> Generations:
+        return Placements(self.fleet, self.limits)
 
     @cached_property
     def presence(self) -> SamplerPresence:

@@ -29,6 +29,7 @@ class Fleet:
         self._directory = directory
         self._load_seconds = load_seconds
         self._links: dict[str, dict[tuple[str, str], SamplerLink]] = {}
+        self._freed = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
 
     async def links(self, pool: str) -> list[SamplerLink]:
@@ -39,8 +40,19 @@ class Fleet:
             self.spawn(held.pop(identity).close())
         for identity, registration in live.items():
             if identity not in held:
-                held[identity] = SamplerLink(registration, load_seconds=self._load_seconds)
+                held[identity] = SamplerLink(registration, load_seconds=self._load_seconds, freed=self._freed)
+        for link in held.values():
+            link.look()
         return list(held.values())
+
+    async def change(self, seconds: float) -> None:
+        """Until a sampler got room here, at most `seconds`; nothing that happens after the call began is missed."""
+        self._freed.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._freed.wait()
+        except TimeoutError:
+            return
 
     async def push(self, pool: str, adapter: types.AdapterRef) -> None:
         """Asks every live sampler of `pool` to load a freshly published version, in the background.

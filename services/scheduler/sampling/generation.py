@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,10 +31,10 @@ class Generation(Protocol):
     @property
     def sampler_ids(self) -> tuple[str, ...]: ...
 
-    def stream(self, request: pb.SampleStreamRequest, seconds: float) -> AsyncIterator[pb.SampleChunk]:
+    def stream(self, request: pb.SampleStreamRequest, seconds: float) -> AsyncGenerator[pb.SampleChunk, None]:
         """Chunks of every sequence, interleaved; ends after a `finish` for each.
 
-        Closing the iterator aborts the request at the samplers. Raises InvalidInput (the request),
+        Closing it (`aclosing`) aborts the request at the samplers. Raises InvalidInput (the request),
         Unavailable (a sampler was lost, the text names the stage), Busy, ServerError (past `seconds`,
         an empty stream, a sequence cut off).
         """

@@ -9,5 +9,7 @@ from dataclasses import dataclass
 class SamplingLimits:
     sample_seconds: float = 600.0  # of one Sample call
     sampler_wait_seconds: float = 300.0  # without a sampler that can take it
+    first_token_seconds: float = 180.0  # from a request to its first chunk: the engine's queue and the prompt
+    next_token_seconds: float = 60.0  # between two chunks
     retention_ms: int = 86_400_000
     fair: bool = True

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any
 
 import grpc
 from tinkermesh.v1 import sampler_pb2 as pb
@@ -14,23 +15,35 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import ServerError, TinkermeshError, Unavailable, from_rpc_error
 from services.common.grpc_channel import open_channel
+from services.scheduler.sampling.link_load import LinkLoad
+from services.scheduler.sampling.streaming import StreamBounds, bounded, whole
 
 log = logging.getLogger(__name__)
 
 SUSPECT_SECONDS = 1.0
 ABORT_SECONDS = 5.0
 LIST_SECONDS = 5.0
+DESCRIBE_SECONDS = 2.0
 IN_FLIGHT_PER_RUNNING = 2
+GRACE_SECONDS = 5.0
+"""Behind the own bound of a stream, which names the stage, comes the transport's."""
 
 
 class SamplerLink:
-    def __init__(self, registration: scheduler_pb2.RegisterSamplerRequest, *, load_seconds: float) -> None:
+    def __init__(
+        self,
+        registration: scheduler_pb2.RegisterSamplerRequest,
+        *,
+        load_seconds: float,
+        freed: asyncio.Event | None = None,
+    ) -> None:
         self.sampler_id = registration.sampler_id
         self.incarnation = registration.incarnation
         self.address = registration.address
+        self.role = registration.role or "both"
         self.max_context = registration.facts.max_context
         self._capacity = max(1, registration.max_running) * IN_FLIGHT_PER_RUNNING
-        self.in_flight = 0
+        self.load_now = LinkLoad(freed)
         self._load_seconds = load_seconds
         self._channel = open_channel(registration.address)
         self._stub = sampler_pb2_grpc.SamplerStub(self._channel)
@@ -39,6 +52,12 @@ class SamplerLink:
         self._suspect_until = 0.0
         self._on_probation = False
         self._closed = False
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences, with those of other replicas as far as the sampler told."""
+        return self.load_now.total
 
     @property
     def capacity(self) -> int:
@@ -81,6 +100,64 @@ class SamplerLink:
         self._on_probation = False
         return reply.result
 
+    async def stream(
+        self, request: pb.SampleStreamRequest, bounds: StreamBounds
+    ) -> AsyncGenerator[pb.SampleChunk, None]:
+        """Chunks until every sequence has finished; leaving early aborts the request at the sampler.
+
+        Raises the sampler's error, Unavailable naming the stage (nothing came in time, the link was closed
+        meanwhile), ServerError past the whole bound and where the stream is not whole.
+        """
+        who, done = f"sampler {self.sampler_id}", False
+        call = self._stub.SampleStream(request, timeout=bounds.whole + GRACE_SECONDS)
+        checked = whole(bounded(self._chunks(call), who, bounds), who, max(1, request.sample.body.num_samples))
+        try:
+            async with aclosing(checked):
+                async for chunk in checked:
+                    yield chunk
+            self._on_probation, done = False, True
+        finally:
+            if not done:
+                call.cancel()
+                self._spawn(self.abort(request.sample.request_id))
+
+    async def _chunks(self, call: Any) -> AsyncGenerator[pb.SampleChunk, None]:
+        try:
+            arriving = aiter(call)
+            while True:
+                with self._open_or_away():
+                    chunk = await anext(arriving, None)
+                if chunk is None:
+                    return
+                yield chunk
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def tokenize(self, request: pb.TokenizeRequest, seconds: float) -> bytes:
+        """int32 little-endian. Raises the sampler's error, Unavailable past `seconds`."""
+        try:
+            with self._open_or_away():
+                reply: pb.TokenizeReply = await self._stub.Tokenize(request, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        return reply.tokens
+
+    def look(self) -> None:
+        """Asks the sampler how busy it is, in the background and not too often."""
+        if not self._closed and self.load_now.due():
+            self._spawn(self._look())
+
+    async def _look(self) -> None:
+        own = self.load_now.in_flight
+        try:
+            with self._open_or_away():
+                told: pb.SamplerDescription = await self._stub.Describe(
+                    pb.DescribeSamplerRequest(), timeout=DESCRIBE_SECONDS
+                )
+        except (grpc.aio.AioRpcError, Unavailable):
+            return  # what was told last is not believed for long
+        self.load_now.told(told.running + told.waiting, own)
+
     async def abort(self, request_id: str) -> None:
         """A failure is logged: the sampler's own deadline ends what this could not."""
         try:
@@ -108,7 +185,7 @@ class SamplerLink:
     async def close(self) -> None:
         """Its sampler is gone: calls under way raise Unavailable, so that another one does their work."""
         self._closed = True
-        for task in self._loading.values():
+        for task in (*self._loading.values(), *self._background):
             task.cancel()
         await self._channel.close(None)
 
@@ -124,6 +201,11 @@ class SamplerLink:
             if not self._closed or (task is not None and task.cancelling()):
                 raise
             raise self._gone() from error
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _gone(self) -> Unavailable:
         return Unavailable(f"sampler {self.sampler_id} does not register any more")

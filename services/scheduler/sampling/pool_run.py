@@ -48,7 +48,7 @@ class _Flight:
     sequences: int
 
     def land(self) -> None:
-        self.link.in_flight -= self.sequences
+        self.link.load_now.give_back(self.sequences)
         self.sequences = 0
 
 
@@ -145,7 +145,7 @@ class PoolRun:
                 await self._store.requeue(self._pool, sample.key)
                 continue
             self._held.add(sample.key)
-            link.in_flight += sample.sequences
+            link.load_now.in_flight += sample.sequences
             await self._start([(Waiting(sample, self._now()), link)])
 
     async def _pull(self) -> None:
@@ -175,7 +175,7 @@ class PoolRun:
             if link is None:
                 break
             self._turns.take()
-            link.in_flight += waiting.sample.sequences
+            link.load_now.in_flight += waiting.sample.sequences
             batch.append((waiting, link))
         return batch
 
@@ -198,12 +198,12 @@ class PoolRun:
             commands = await self._store.start(self._pool, self._term, pairs)
         except TinkermeshError:
             for waiting, link in reversed(batch):  # each goes to the head of its line
-                link.in_flight -= waiting.sample.sequences
+                link.load_now.give_back(waiting.sample.sequences)
                 self._turns.rejoin(waiting.tenant_id, waiting)
             raise
         for (waiting, link), command in zip(batch, commands, strict=True):
             if command is None:
-                link.in_flight -= waiting.sample.sequences
+                link.load_now.give_back(waiting.sample.sequences)
                 self._held.discard(waiting.key)
             else:
                 self._spawn(waiting, link, command.sample)

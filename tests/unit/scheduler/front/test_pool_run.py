@@ -11,6 +11,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Unavailable
 from services.scheduler.sampling.limits import SamplingLimits
+from services.scheduler.sampling.link_load import LinkLoad
 from services.scheduler.sampling.pool_run import PoolRun
 from services.scheduler.sampling.waiting import Waiting
 from services.scheduler.store.sampling import WaitingSample
@@ -23,7 +24,9 @@ class NoRedis:
 
 class Link:
     sampler_id = "one"
-    in_flight = 0
+
+    def __init__(self) -> None:
+        self.load_now = LinkLoad()
 
 
 def sample(arrival: int) -> Waiting:
@@ -34,11 +37,11 @@ async def test_what_could_not_be_sent_out_waits_again_in_its_old_order() -> None
     run = PoolRun("p", 1, cast("Any", NoRedis()), cast("Any", None), SamplingLimits(), asyncio.Event())
     link = cast("Any", Link())
     batch = [sample(1), sample(2), sample(3)]
-    link.in_flight = len(batch)
+    link.load_now.in_flight = len(batch)
     with pytest.raises(Unavailable):
         await run._start([(waiting, link) for waiting in batch])
     assert run._turns.all() == batch
-    assert link.in_flight == 0
+    assert link.load_now.in_flight == 0
 
 
 class Store:
@@ -86,10 +89,10 @@ class IdleLink(BrokenLink):
 async def test_a_sample_cancelled_before_its_call_began_gives_its_capacity_back() -> None:
     run = PoolRun("p", 1, cast("Any", Store()), cast("Any", Fleet()), SamplingLimits(), asyncio.Event())
     link, waiting = cast("Any", IdleLink()), sample(1)
-    link.in_flight = 1
+    link.load_now.in_flight = 1
     run._spawn(waiting, link, types.SampleBody(num_samples=1))
     run.settled([waiting.sample.request_id])
     async with asyncio.timeout(5):
         while run._tasks:
             await asyncio.sleep(0)
-    assert link.in_flight == 0
+    assert link.load_now.in_flight == 0
