@@ -1,7 +1,7 @@
 """The sampler double: real protocol, adapters by version directory, hashed tokens.
 
     python -m tests.doubles.fake_sampler --listen 127.0.0.1:0 --port-file F --scheduler HOST:PORT[,HOST:PORT] \
-        --store-root DIR [--control FILE] [--journal FILE]
+        --store-root DIR [--control FILE] [--journal FILE] [--role both|prefill|decode]
 """
 
 from __future__ import annotations
@@ -10,24 +10,32 @@ import argparse
 import asyncio
 import logging
 import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import grpc
+import numpy as np
 from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1 import sampler_pb2_grpc as pb_grpc
 from tinkermesh.v1 import scheduler_pb2, types_pb2
 
 from services.common import logs, telemetry
-from services.common.errors import Busy, ServerError, Unavailable
+from services.common.errors import Busy, InvalidInput, ServerError, Unavailable
 from services.common.grpc_boundary import Context
 from services.sampler import metrics
+from services.sampler.conversation import parse_conversation
+from services.sampler.legs import ROLES, check_leg, check_stream, not_loaded
 from tests.doubles import arithmetic, generation, published
 from tests.doubles.fake_trainer import POOL, trainer_facts
-from tests.doubles.faults import Faults
+from tests.doubles.faults import Faults, Rule
 from tests.doubles.journal import Journal
 from tests.doubles.process import engine_parser, run_service, serve_until_signal
 from tests.doubles.registration import RegisteredServer
+from tests.doubles.stream_runs import StreamRun, StreamRuns, token_faults
 from tests.doubles.unit_runner import die_if
 
 log = logging.getLogger(__name__)
@@ -75,6 +83,8 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
         max_adapters: int = MAX_ADAPTERS,
         control: Path | None = None,
         journal: Path | None = None,
+        role: str = "both",
+        orphan_seconds: float = 30.0,
     ) -> None:
         super().__init__(SERVICE)
         self.store_root = store_root
@@ -82,11 +92,13 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
         self.sampler_id = sampler_id
         self.incarnation = uuid.uuid4().hex
         self.max_adapters = max_adapters
+        self.role = role
         self.faults = Faults(control)
         self.journal = Journal(journal, self.incarnation)
         self.loaded: dict[str, Loaded] = {}  # least recently used first
-        self.running: dict[str, asyncio.Task[types_pb2.SampleResult]] = {}
-        self.attached = 0  # calls that joined a running one
+        self.running: dict[str, asyncio.Task[Any]] = {}  # streams too
+        self.attached = 0  # calls of Sample that joined a running one
+        self.streams = StreamRuns(self.running, orphan_seconds)
         self._engine_ids = 0
         metrics.watching(
             lambda: {"ready": len(self.loaded)}, lambda: 0, max_adapters, lambda: (len(self.running), 0), MAX_RUNNING
@@ -102,7 +114,7 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
             incarnation=self.incarnation,
             address=self.address,
             facts=self.facts,
-            role="both",
+            role=self.role,
             max_adapters=self.max_adapters,
             max_running=MAX_RUNNING,
         )
@@ -112,7 +124,7 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
             sampler_id=self.sampler_id,
             incarnation=self.incarnation,
             facts=self.facts,
-            role="both",
+            role=self.role,
             max_adapters=self.max_adapters,
             max_running=MAX_RUNNING,
             running=len(self.running),
@@ -121,7 +133,7 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterReply:
         known = request.adapter.name in self.loaded
-        self._load(request.adapter)
+        await self._load(request.adapter)
         return pb.LoadAdapterReply(already_loaded=known)
 
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterReply:
@@ -169,8 +181,45 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
             return result
 
     async def _sample(self, request: pb.SampleRequest) -> types_pb2.SampleResult:
-        due = self.faults.due("sample")
-        held = self._load(request.adapter) if request.HasField("adapter") else None
+        async with self._taken(request, "sample") as (weights, due):
+            made = generation.result(weights, request.body, _seed(request))
+            self._journal(request)
+            die_if(due, "die_after")
+            await self.faults.apply_waits(due, "after")
+            return made
+
+    async def SampleStream(self, request: pb.SampleStreamRequest, context: Context) -> AsyncIterator[pb.SampleChunk]:
+        """One token in a chunk, the sequences in turn."""
+        check_leg(request.sample, self.role)
+        check_stream(request)
+        async with aclosing(self.streams.follow(request, lambda run: self._stream(request, run))) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _stream(self, request: pb.SampleStreamRequest, run: StreamRun) -> AsyncIterator[pb.SampleChunk]:
+        sample, told = request.sample, 0
+        async with self._taken(sample, "sample.stream") as (weights, due):
+            for chunk in _chunks(weights, request):
+                if not await token_faults(due, told, run.until_delivered, self.faults.hold):
+                    return
+                yield chunk
+                told += 1
+            self._journal(sample, stream=True, leg=pb.Leg.Name(sample.leg), seam_tokens=request.seam_tokens)
+            metrics.tokens(len(sample.body.prompt_tokens) // 4, 0, told)
+            await self.faults.apply_waits(due, "after")
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeReply:
+        if request.WhichOneof("input") == "chat_json":
+            tokens = generation.TOKENIZER.render(parse_conversation(request.chat_json))
+        else:
+            tokens = generation.TOKENIZER.encode(request.text, add_special_tokens=request.add_special_tokens)
+        return pb.TokenizeReply(tokens=np.array(tokens, "<i4").tobytes())
+
+    @asynccontextmanager
+    async def _taken(self, request: pb.SampleRequest, kind: str) -> AsyncIterator[tuple[int, list[Rule]]]:
+        """(weights, rules that are due), with the adapter in use."""
+        due = self.faults.due(kind)
+        held = await self._adapter(request.adapter) if request.HasField("adapter") else None
         if held is not None:
             held.in_use += 1
         try:
@@ -178,19 +227,29 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
             die_if(due, "die_before")
             if any(rule.action in ("fail", "drop_reply") for rule in due):
                 raise Unavailable("injected failure of a sample")
-            body = request.body
-            seed = body.seed if body.HasField("seed") else arithmetic.residue(request.request_id) % 2**32
-            made = generation.result(held.weights if held else BASE_WEIGHTS, body, seed)
-            self.journal.write({"kind": "sample", "request": request.request_id, "adapter": request.adapter.name})
-            die_if(due, "die_after")
-            await self.faults.apply_waits(due, "after")
-            return made
+            yield held.weights if held else BASE_WEIGHTS, due
         finally:
             if held is not None:
                 held.in_use -= 1
 
-    def _load(self, ref: types_pb2.AdapterRef) -> Loaded:
+    def _journal(self, request: pb.SampleRequest, **more: object) -> None:
+        entry = {"kind": "sample", "request": request.request_id, "adapter": request.adapter.name}
+        self.journal.write({**entry, **more})
+
+    async def _adapter(self, ref: types_pb2.AdapterRef) -> Loaded:
+        if self.role != "both" and ref.name not in self.loaded:
+            raise InvalidInput(not_loaded(ref.name, ref.path, self.role))
+        return await self._load(ref)
+
+    async def _load(self, ref: types_pb2.AdapterRef) -> Loaded:
         """Raises MissingResource, InvalidInput, Busy (every place is held by adapters in use)."""
+        if ref.name not in self.loaded:
+            due = self.faults.due("load_adapter")
+            await self.faults.apply_waits(due, "before")
+            if any(rule.action == "fail_user" for rule in due):
+                raise InvalidInput(f"adapter {ref.name} cannot be served: injected")
+            if any(rule.action == "fail" for rule in due):
+                raise Unavailable(f"adapter {ref.name}: stage loading: injected")
         found = self.loaded.pop(ref.name, None)
         if found is None:
             with metrics.adapter_load():
@@ -212,10 +271,33 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
         metrics.evicted(asked=False)
 
 
+def _seed(request: pb.SampleRequest) -> int:
+    return request.body.seed if request.body.HasField("seed") else arithmetic.residue(request.request_id) % 2**32
+
+
+def _chunks(weights: int, request: pb.SampleStreamRequest) -> Iterator[pb.SampleChunk]:
+    body = request.sample.body
+    asked = generation.Asked(request.seam_tokens, request.sample.leg == pb.LEG_PREFILL)
+    made = [generation.steps(weights, body, _seed(request.sample), n, asked) for n in range(body.num_samples)]
+    for turn in zip_longest(*made):
+        for sequence, step in enumerate(turn):
+            if step is not None:
+                yield pb.SampleChunk(
+                    sequence=sequence,
+                    tokens=np.array([step.token], "<i4").tobytes(),
+                    logprobs=np.array([step.logprob], "<f4").tobytes(),
+                    topk=generation.topk([step], body.topk_sample_logprobs),
+                    text=step.text if request.with_text else "",
+                    finish=step.finish,
+                )
+
+
 def _arguments() -> argparse.Namespace:
     parser = engine_parser(__doc__)
     parser.add_argument("--sampler-id", default="sampler-double")
     parser.add_argument("--pool", default=POOL)
+    parser.add_argument("--role", default="both", choices=ROLES)
+    parser.add_argument("--max-adapters", type=int, default=MAX_ADAPTERS)
     return parser.parse_args()
 
 
@@ -226,6 +308,8 @@ async def _main(arguments: argparse.Namespace) -> None:
         sampler_id=arguments.sampler_id,
         control=arguments.control,
         journal=arguments.journal,
+        role=arguments.role,
+        max_adapters=arguments.max_adapters,
     )
     await sampler.start(arguments.listen, arguments.scheduler)
     await serve_until_signal(sampler.address, arguments.port_file)

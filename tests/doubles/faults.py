@@ -4,7 +4,8 @@ Control file: a JSON list of rules, re-read before every unit or sample.
 
     {"kind": "pass", "action": "die_after", "times": 1, "skip": 2, "seconds": 0.5, "datum": 0}
 
-kind    init | load | save | snapshot | unload | pass | optim | publish | sample | "" = any
+kind    init | load | save | snapshot | unload | pass | optim | publish | "" = any
+        sample: with its streams; sample.stream: only those; load_adapter
 action  delay_before | delay_after    sleep `seconds`
         hold_before | hold_after      wait until the rule is gone (at most HOLD_SECONDS)
         fail                          the whole unit fails (server category)
@@ -14,6 +15,9 @@ action  delay_before | delay_after    sleep `seconds`
         skip_step                     an optimizer step finds a gradient that is not finite: skipped
         drop_reply                    executed, but the RPC answers UNAVAILABLE
         die_before | die_after        SIGKILL of this process, before or after taking effect
+        hold_token | fail_token | cut_token | die_token     a stream that has told `tokens` tokens waits until the rule
+                                      is gone, fails as unavailable, ends without a finish, or the process dies
+        delay_token                   `seconds` before each token of a stream
 length  only passes that hold a datum of so many tokens (0 = any unit): what poison looks like
 skip    leave that many matching executions alone first; times: then apply to that many (0 = always)
 """
@@ -39,11 +43,12 @@ class Rule:
     seconds: float = 0.0
     datum: int = 0
     length: int = 0
+    tokens: int = 0
     seen: int = 0
 
     def fires(self, kind: str, lengths: Collection[int] = ()) -> bool:
         """Counts one matching execution; `lengths`: of the datums it holds."""
-        if self.kind not in ("", kind) or (self.length and self.length not in lengths):
+        if self.kind not in ("", kind, kind.partition(".")[0]) or (self.length and self.length not in lengths):
             return False
         self.seen += 1
         late = self.times and self.seen > self.skip + self.times
@@ -74,9 +79,9 @@ class Faults:
             if rule.action == f"delay_{when}":
                 await asyncio.sleep(rule.seconds)
             if rule.action == f"hold_{when}":
-                await self._hold(rule)
+                await self.hold(rule)
 
-    async def _hold(self, rule: Rule) -> None:
+    async def hold(self, rule: Rule) -> None:
         async with asyncio.timeout(HOLD_SECONDS):
             while rule in self.rules:
                 await asyncio.sleep(POLL_SECONDS)

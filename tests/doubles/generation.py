@@ -1,17 +1,34 @@
-"""What the sampler double generates: hashes of (weights, prompt, seed, index)."""
+"""What the sampler double generates: hashes of (weights, all tokens so far, seed + index)."""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common.datum_blocks import Datum, Float32, Int32
 from services.sampler.prompt_cells import prompt_query
+from services.sampler.text import TokenText
 from tests.doubles import arithmetic
+from tests.doubles.tokenizer import END, VOCABULARY, WordTokenizer
 
-VOCABULARY = 512
-EOS = 0
+EOS = END
 SENTINEL = -99999.0
+TOKENIZER = WordTokenizer()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a stream is asked for beside the body; `goes_on`: what is held back is told by a decode leg."""
+
+    seam_tokens: int = 0
+    goes_on: bool = False
+
+
+WHOLE = Asked()
 
 
 def prompt_logprobs(weights: int, prompt: Int32) -> Float32:
@@ -22,24 +39,87 @@ def prompt_logprobs(weights: int, prompt: Int32) -> Float32:
     return scores
 
 
-def sequence(weights: int, body: types.SampleBody, seed: int, index: int) -> types.SampledSequence:
+@dataclass(slots=True)
+class Step:
+    """One token as it is generated; `finish` and the rest of the text come with the last one."""
+
+    token: int
+    logprob: np.float32
+    text: str
+    finish: str
+
+
+def steps(weights: int, body: types.SampleBody, seed: int, index: int, asked: Asked = WHOLE) -> Iterator[Step]:
     """Stops at EOS, a stop id or the token that completes a stop text, which stay in the output, or at max_tokens.
 
-    As text, token n is the character with that code point.
+    Every token depends on all before it and on nothing else that tells prompt from output: what is generated goes on
+    where it was cut off when the prompt ends with it. Temperature 0 ignores the seed.
     """
-    key = arithmetic.residue("sample", f"{weights:x}", body.prompt_tokens, seed + index, body.temperature)
-    random = np.random.Generator(np.random.PCG64(key))
-    tokens = random.integers(0, VOCABULARY, body.max_tokens).astype(np.int32)
-    scores = (-6.0 * random.random(body.max_tokens, dtype=np.float32) - 0.001).astype(np.float32)
-    stops = set(body.stop.token_ids) or ({EOS} if not body.stop.disabled else set())
-    hits = [int(hit) + 1 for hit in np.flatnonzero(np.isin(tokens, list(stops)))[:1]]
-    text = "".join(map(chr, tokens.tolist()))
-    hits += [text.index(stop) + len(stop) for stop in body.stop.strings if stop in text]
-    end = min(hits, default=len(tokens))
-    made = types.SampledSequence(tokens=tokens[:end].tobytes(), logprobs=scores[:end].tobytes(), stopped=bool(hits))
-    if body.topk_sample_logprobs:
-        made.topk.CopyFrom(_table(tokens[:end], scores[:end], body.topk_sample_logprobs))
-    return made
+    ids = np.frombuffer(body.prompt_tokens, "<i4")
+    text = TokenText(TOKENIZER, body.stop.strings, ids[len(ids) - asked.seam_tokens :].tolist())
+    stops = set() if body.stop.disabled else {EOS, *body.stop.token_ids}
+    context, drawn = ids[-3:].tolist(), hashlib.blake2b(_key(weights, body, seed + index), digest_size=16)
+    drawn.update(body.prompt_tokens)
+    for left in range(body.max_tokens - 1, -1, -1):
+        noise = drawn.digest()
+        token = _spoken(context, int.from_bytes(noise[:8], "little"))
+        context = [*context[-2:], token]
+        drawn.update(token.to_bytes(4, "little"))
+        told = text.push(token)
+        finish = "stop" if token in stops or text.stopped else "" if left else "length"
+        if finish and not (asked.goes_on and finish == "length"):
+            told += text.flush()
+        yield Step(token, _score(noise), told, finish)
+        if finish:
+            return
+
+
+def _key(weights: int, body: types.SampleBody, seed: int) -> bytes:
+    luck = (seed, body.temperature) if body.temperature else ("greedy",)
+    return arithmetic.residue("sample", f"{weights:x}", *luck).to_bytes(16, "little")
+
+
+def _score(noise: bytes) -> np.float32:
+    return np.float32(-6.0 * int.from_bytes(noise[8:], "little") / 2**64 - 0.001)
+
+
+_LEADS = (0xC3, 0xCC, 0xE4, 0xE6, 0xF0)  # of accents, combining marks, two ranges of CJK, emoji
+_FIXED = {(0xF0,): 0x9F, (0xF0, 0x9F): 0x98}
+
+
+def _spoken(context: Sequence[int], drawn: int) -> int:
+    """`drawn` as a token, but that characters are whole: of one that has begun, its next byte."""
+    for tail in (tuple(context[-size:]) for size in (3, 2, 1)):
+        if tail in _FIXED:
+            return _FIXED[tail]
+        if _open(tail):
+            return 128 + drawn // VOCABULARY % 64
+    choice = drawn % VOCABULARY
+    return _LEADS[choice % len(_LEADS)] if 128 <= choice < 256 else choice
+
+
+def _open(tail: tuple[int, ...]) -> bool:
+    """The beginning of a character that any byte of 128 to 191 goes on with."""
+    if len(tail) == 2:
+        return tail[0] in (0xE4, 0xE6) and 128 <= tail[1] < 192
+    return tail == (0xF0, 0x9F, 0x98) or (len(tail) == 1 and tail[0] in _LEADS)
+
+
+def sequence(weights: int, body: types.SampleBody, seed: int, index: int) -> types.SampledSequence:
+    """All steps of one."""
+    made = list(steps(weights, body, seed, index))
+    return types.SampledSequence(
+        tokens=np.array([step.token for step in made], "<i4").tobytes(),
+        logprobs=np.array([step.logprob for step in made], "<f4").tobytes(),
+        stopped=made[-1].finish == "stop",
+        topk=topk(made, body.topk_sample_logprobs),
+    )
+
+
+def topk(made: Sequence[Step], k: int) -> types.TopkTable | None:
+    if not k:
+        return None
+    return _table(np.array([step.token for step in made], "<i4"), np.array([step.logprob for step in made], "<f4"), k)
 
 
 def result(weights: int, body: types.SampleBody, seed: int) -> types.SampleResult:

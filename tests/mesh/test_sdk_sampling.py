@@ -14,6 +14,7 @@ from tests.doubles.fake_sampler import BASE_WEIGHTS
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.sdk_datums import supervised
+from tests.doubles.tokenizer import text_of
 
 tinker = pytest.importorskip("tinker", reason="the SDK is not installed")
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
@@ -115,7 +116,7 @@ def test_without_max_tokens_the_context_is_filled_when_nothing_stops(sampler: An
 
 def test_a_text_that_spans_tokens_stops_the_sample_and_stays_in_it_once(sampler: Any) -> None:
     free = list(sampler.sample(prompt(), 1, params(max_tokens=30, seed=1, stop=[])).result().sequences[0].tokens)
-    stop = "".join(map(chr, free[10:13]))
+    stop = text_of(free[10:13])
     made = sampler.sample(prompt(), 1, params(max_tokens=30, seed=1, stop=["never", stop])).result().sequences[0]
     assert list(made.tokens) == free[:13]
     assert str(made.stop_reason) == "stop" and len(made.logprobs) == 13

@@ -350,7 +350,10 @@ class SampleStreamRequest(_message.Message):
     with_text: _builtins.bool
     """chunks carry text beside the ids"""
     seam_tokens: _builtins.int
-    """so many last tokens of the prompt count as output for the text: decoding crosses the seam"""
+    """So many last tokens of the prompt were generated, and their text told, by an earlier stream (a prefill leg, or a
+    sampler that was lost): this one's text goes on from there, so that the texts of both joined are the whole text,
+    over characters and stop strings that span the seam.
+    """
     @_builtins.property
     def sample(self) -> Global___SampleRequest: ...
     def __init__(
@@ -386,7 +389,9 @@ class SampleChunk(_message.Message):
     logprobs: _builtins.bytes
     """float32, one per token"""
     text: _builtins.str
-    """whole characters only; with a stop string: nothing that may become one"""
+    """Whole characters only, nothing that may become a stop string, special tokens left out. What is held back comes
+    with the `finish`; but a prefill leg that ends by length keeps it back: the decode leg tells it.
+    """
     finish: _builtins.str
     """stop or length, in the sequence's last chunk, else "" """
     cached_tokens: _builtins.int

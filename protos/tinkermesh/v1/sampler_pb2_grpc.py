@@ -115,7 +115,7 @@ class SamplerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SampleStream(self, request, context):
-        """As Sample, told while it is generated. A repeated request_id attaches and gets everything from the start.
+        """As Sample, told while it is generated, but for scores of the prompt. A repeated request_id attaches and gets everything from the start.
         A stream that ends without a `finish` for every sequence is an error with a cause, never a success.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -43,7 +43,7 @@ class SamplerStub:
     Sample: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.SampleRequest, _sampler_pb2.SampleReply]
     """Loads the adapter first if needed. A repeated request_id attaches to the running call."""
     SampleStream: _grpc.UnaryStreamMultiCallable[_sampler_pb2.SampleStreamRequest, _sampler_pb2.SampleChunk]
-    """As Sample, told while it is generated. A repeated request_id attaches and gets everything from the start.
+    """As Sample, told while it is generated, but for scores of the prompt. A repeated request_id attaches and gets everything from the start.
     A stream that ends without a `finish` for every sequence is an error with a cause, never a success.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.TokenizeRequest, _sampler_pb2.TokenizeReply]
@@ -65,7 +65,7 @@ class SamplerAsyncStub(SamplerStub):
     Sample: _aio.UnaryUnaryMultiCallable[_sampler_pb2.SampleRequest, _sampler_pb2.SampleReply]  # type: ignore[assignment]
     """Loads the adapter first if needed. A repeated request_id attaches to the running call."""
     SampleStream: _aio.UnaryStreamMultiCallable[_sampler_pb2.SampleStreamRequest, _sampler_pb2.SampleChunk]  # type: ignore[assignment]
-    """As Sample, told while it is generated. A repeated request_id attaches and gets everything from the start.
+    """As Sample, told while it is generated, but for scores of the prompt. A repeated request_id attaches and gets everything from the start.
     A stream that ends without a `finish` for every sequence is an error with a cause, never a success.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_sampler_pb2.TokenizeRequest, _sampler_pb2.TokenizeReply]  # type: ignore[assignment]
@@ -120,7 +120,7 @@ class SamplerServicer(metaclass=_abc_1.ABCMeta):
         request: _sampler_pb2.SampleStreamRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sampler_pb2.SampleChunk], _abc.AsyncIterator[_sampler_pb2.SampleChunk]]:
-        """As Sample, told while it is generated. A repeated request_id attaches and gets everything from the start.
+        """As Sample, told while it is generated, but for scores of the prompt. A repeated request_id attaches and gets everything from the start.
         A stream that ends without a `finish` for every sequence is an error with a cause, never a success.
         """
 
