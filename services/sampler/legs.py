@@ -10,7 +10,7 @@ from services.common.errors import InvalidInput
 BOTH, PREFILL, DECODE = "both", "prefill", "decode"
 ROLES = (BOTH, PREFILL, DECODE)
 _OTHERS_LEG = {PREFILL: pb.LEG_DECODE, DECODE: pb.LEG_PREFILL}
-_OF_A_PROMPT = ("prompt_logprobs", "topk_prompt_logprobs", "target_prompt_layout", "prompt_alt_tokens_k")
+_OF_A_PROMPT = ("prompt_logprobs", "topk_prompt_logprobs", "target_prompt_tokens", "prompt_alt_tokens_k")
 
 
 def check_leg(request: pb.SampleRequest, role: str) -> None:
@@ -56,7 +56,6 @@ def _check_decode(body: SampleBody) -> None:
 
 
 def _asked_of_prompt(body: SampleBody) -> str:
-    for field in _OF_A_PROMPT:
-        if body.HasField(field) if field == "target_prompt_layout" else getattr(body, field):
-            return field
-    return ""
+    cells = body.HasField("target_prompt_layout")
+    asked = (body.prompt_logprobs, body.topk_prompt_logprobs, cells, body.prompt_alt_tokens_k)
+    return next((name for name, wanted in zip(_OF_A_PROMPT, asked, strict=True) if wanted), "")
