@@ -24,7 +24,7 @@ from tinkermesh.v1 import sampler_pb2_grpc as pb_grpc
 from tinkermesh.v1 import scheduler_pb2, types_pb2
 
 from services.common import logs, telemetry
-from services.common.errors import Busy, InvalidInput, ServerError, Unavailable
+from services.common.errors import AdapterNotLoaded, Busy, InvalidInput, ServerError, Unavailable
 from services.common.grpc_boundary import Context
 from services.sampler import metrics
 from services.sampler.conversation import parse_conversation
@@ -238,7 +238,7 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
 
     async def _adapter(self, ref: types_pb2.AdapterRef) -> Loaded:
         if self.role != "both" and ref.name not in self.loaded:
-            raise InvalidInput(not_loaded(ref.name, ref.path, self.role))
+            raise AdapterNotLoaded(not_loaded(ref.name, ref.path, self.role))
         return await self._load(ref)
 
     async def _load(self, ref: types_pb2.AdapterRef) -> Loaded:
