@@ -63,6 +63,12 @@ sample_seconds = SCHEDULER.histogram("sample_seconds", "From a sample's admissio
 sample_retries = SCHEDULER.counter(
     "sample_retries_total", "Attempts to sample that had no outcome and were repeated, by where.", ["pool", "where"]
 )
+placements = SCHEDULER.counter(
+    "placements_total",
+    "Samples given to a sampler, by why it was that one: resident (it has the adapter, others have not), prefix (its "
+    "cache has the prompt's start), sticky (the conversation's), load (the least busy).",
+    ["pool", "reason"],
+)
 leading = SCHEDULER.gauge("leading", "1 while this replica holds the pool's lease, else 0.", ["pool"])
 terms_ended = SCHEDULER.counter(
     "terms_ended_total",

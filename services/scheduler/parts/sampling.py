@@ -17,6 +17,7 @@ from services.scheduler.sampling.generation import Generations
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.placing import Placements
 from services.scheduler.sampling.presence import SamplerPresence
+from services.scheduler.sampling.routing import Router
 from services.scheduler.sampling.sessions import SamplingSessions
 from services.scheduler.sampling.snapshots import Snapshots
 from services.scheduler.store.completions import CompletionStore
@@ -49,7 +50,11 @@ class SamplingParts:
 
     @cached_property
     def generations(self) -> Generations:
-        return Placements(self.fleet, self.limits)
+        return Placements(self.fleet, self.limits, self.router)
+
+    @cached_property
+    def router(self) -> Router:
+        return Router()
 
     @cached_property
     def presence(self) -> SamplerPresence:
@@ -82,7 +87,7 @@ class SamplingParts:
     def leader_tasks(self) -> list[LeaderTask]:
         store, ground = self._ground.sampling_store, self._ground
         return [
-            SampleDispatcher(store, self.fleet, ground.notices, self.limits, ground.book.weights),
+            SampleDispatcher(store, self.fleet, ground.notices, self.limits, self.router, ground.book.weights),
             ResultSweeper(store, ground.sequences, keep_ms=self.limits.retention_ms),
             ResultMover(LargeResults(ground.redis, ground.functions), ground.results, ground.blobs),
             PoolMetrics(

@@ -9,6 +9,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import InvalidInput
 from services.common.ids import key_hash, parse_sampling_session_id
+from services.scheduler.core.prefixes import starts_of, written
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.outcome import user_failure
 from services.scheduler.sampling.presence import SamplerPresence
@@ -70,6 +71,7 @@ def _to_admit(request: pb.SubmitRequest, payload: bytes, traceparent: str, faile
         sequence_ids=" ".join(sequence_ids(key, command.sample.num_samples)),
         command=command.SerializeToString(),
         traceparent=traceparent,
+        starts="" if failed else written(starts_of(request.tenant_id, command.sample.prompt_tokens)),
         failed_result=user_failure(failed).SerializeToString() if failed else b"",
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from services.scheduler.sampling.fleet import Fleet
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.pool_run import PoolRun
+from services.scheduler.sampling.routing import Router
 from services.scheduler.store.notices import Notices
 from services.scheduler.store.sampling import SamplingStore
 
@@ -21,11 +22,13 @@ class SampleDispatcher:
         fleet: Fleet,
         notices: Notices,
         limits: SamplingLimits,
+        router: Router,
         weights: Mapping[str, float] | None = None,
     ) -> None:
         self._store = store
         self._fleet = fleet
         self._limits = limits
+        self._router = router
         self._weights = weights
         self._wakes: dict[str, asyncio.Event] = {}
         self._runs: dict[str, PoolRun] = {}
@@ -41,7 +44,9 @@ class SampleDispatcher:
 
     async def run(self, pool: str, term: int) -> None:
         wake = self._wakes[pool] = asyncio.Event()
-        run = self._runs[pool] = PoolRun(pool, term, self._store, self._fleet, self._limits, wake, self._weights)
+        run = self._runs[pool] = PoolRun(
+            pool, term, self._store, self._fleet, self._limits, self._router, wake, self._weights
+        )
         try:
             await run.run()
         finally:

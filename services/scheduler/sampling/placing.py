@@ -11,11 +11,12 @@ from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Busy, ServerError, StaleFence, TinkermeshError, Unavailable
+from services.scheduler.core.prefixes import starts_of
 from services.scheduler.sampling.fleet import Fleet
 from services.scheduler.sampling.generation import Generation, Wanted
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.link import SamplerLink
-from services.scheduler.sampling.router import choose
+from services.scheduler.sampling.routing import Router
 from services.scheduler.sampling.seat import Seat
 
 log = logging.getLogger(__name__)
@@ -27,8 +28,9 @@ LOOK_AGAIN_SECONDS = 0.25
 class Placements:
     """Implements generation.Generations. Those who wait for room in a pool are served in their order."""
 
-    def __init__(self, fleet: Fleet, limits: SamplingLimits) -> None:
+    def __init__(self, fleet: Fleet, limits: SamplingLimits, router: Router) -> None:
         self._fleet = fleet
+        self._router = router
         self._limits = limits
         self._lines: dict[str, asyncio.Lock] = {}
 
@@ -80,9 +82,10 @@ class Placements:
 
     async def _first_room(self, wanted: Wanted, refused: dict[str, TinkermeshError], held: ExitStack) -> SamplerLink:
         name = wanted.adapter.name if wanted.adapter is not None else ""
+        starts = starts_of(wanted.tenant_id, wanted.prompt)
         while True:
             links = [link for link in await self._live(wanted.pool) if link.incarnation not in refused]
-            link = choose(name, wanted.sequences, links)
+            link = self._router.choose(wanted.pool, name, wanted.sequences, starts, links, wanted.affinity)
             if link is not None:
                 held.enter_context(link.load_now.taking(wanted.sequences))
                 return link

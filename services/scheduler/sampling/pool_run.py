@@ -21,7 +21,7 @@ from services.scheduler.sampling.fleet import Fleet
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.link import SamplerLink
 from services.scheduler.sampling.outcome import Verdict, server_failure
-from services.scheduler.sampling.router import choose
+from services.scheduler.sampling.routing import Router
 from services.scheduler.sampling.serving import Retry, Served, attempt, report
 from services.scheduler.sampling.turns import Turns
 from services.scheduler.sampling.waiting import Waiting
@@ -60,6 +60,7 @@ class PoolRun:
         store: SamplingStore,
         fleet: Fleet,
         limits: SamplingLimits,
+        router: Router,
         wake: asyncio.Event,
         weights: Mapping[str, float] | None = None,
     ) -> None:
@@ -68,6 +69,7 @@ class PoolRun:
         self._store = store
         self._fleet = fleet
         self._limits = limits
+        self._router = router
         self._wake = wake
         self._weights: Mapping[str, float] = {} if weights is None else weights
         self._turns: Turns[Waiting] = Turns(fair=limits.fair, weights=weights, cost=lambda w: w.sample.sequences)
@@ -171,7 +173,8 @@ class PoolRun:
     def _next_batch(self, links: list[SamplerLink]) -> list[Placement]:
         batch: list[Placement] = []
         while len(batch) < START_LIMIT and (waiting := self._turns.peek()) is not None:
-            link = choose(waiting.adapter_name, waiting.sample.sequences, links)
+            sample = waiting.sample
+            link = self._router.choose(self._pool, waiting.adapter_name, sample.sequences, sample.starts, links)
             if link is None:
                 break
             self._turns.take()

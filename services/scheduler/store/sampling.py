@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 from redis.asyncio import Redis
 from tinkermesh.v1 import types_pb2 as types
 
+from services.scheduler.core.prefixes import Starts, read
 from services.scheduler.store import keys
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.outages import reaching_redis
@@ -17,7 +18,16 @@ from services.scheduler.store.payloads import SEGMENT_BYTES
 from services.scheduler.store.sequences import SequenceStore
 
 _SESSION_FIELDS = ("tenant", "session", "base_model", "model_path", "adapter_name", "adapter_path")
-_WAITING_FIELDS = ("tenant", "adapter_name", "adapter_path", "traceparent", "request_id", "admitted_ms", "sequences")
+_WAITING_FIELDS = (
+    "tenant",
+    "adapter_name",
+    "adapter_path",
+    "traceparent",
+    "request_id",
+    "admitted_ms",
+    "sequences",
+    "starts",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,7 @@ class SampleToAdmit(NamedTuple):
     traceparent: str
     failed_result: bytes  # not empty: it fails at once with this result
     limits: str = ""  # of its tenant, see tenancy.limits
+    starts: str = ""  # of its prompt, see sampling.prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,7 @@ class WaitingSample:
     admitted_ms: int
     sequences: int
     sampler: str = ""  # where it runs, "" = nowhere
+    starts: Starts = Starts((), ())
 
 
 class SamplingStore:
@@ -113,6 +125,7 @@ class SamplingStore:
             retention_ms,
             sample.failed_result,
             sample.limits,
+            sample.starts,
         )
         return request_id.decode(), sequence_ids.decode().split()
 
@@ -205,7 +218,9 @@ class SamplingStore:
 
 
 def _waiting(pair: tuple[str, int], row: Sequence[bytes | None]) -> WaitingSample:
-    tenant, name, path, traceparent, request_id, admitted, sequences = ((value or b"").decode() for value in row)
+    tenant, name, path, traceparent, request_id, admitted, sequences, starts = (
+        (value or b"").decode() for value in row
+    )
     return WaitingSample(
         key=pair[0],
         arrival=pair[1],
@@ -215,4 +230,5 @@ def _waiting(pair: tuple[str, int], row: Sequence[bytes | None]) -> WaitingSampl
         traceparent=traceparent,
         admitted_ms=int(admitted or 0),
         sequences=int(sequences or 1),
+        starts=read(starts),
     )

@@ -18,6 +18,7 @@ from services.scheduler.sampling.fleet import Fleet
 from services.scheduler.sampling.generation import Wanted
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.placing import Placements
+from services.scheduler.sampling.routing import Router
 from tests.doubles import published
 from tests.doubles.fake_trainer import POOL
 from tests.doubles.scripted_sampler import ScriptedSampler
@@ -45,11 +46,12 @@ class Place:
         self.directory = Directory()
         self.fleet = Fleet(self.directory, load_seconds=LONG)
         self.limits = SamplingLimits()
+        self.router = Router()
         self.samplers: list[ScriptedSampler] = []
 
     @property
     def placements(self) -> Placements:
-        return Placements(self.fleet, self.limits)
+        return Placements(self.fleet, self.limits, self.router)
 
     def bound(self, **seconds: float) -> None:
         self.limits = replace(self.limits, **seconds)

@@ -1,8 +1,7 @@
-"""Turns, routing and verdicts: the pure parts of sample dispatch."""
+"""Turns and verdicts: the pure parts of sample dispatch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,41 +11,7 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common.errors import Busy, InvalidInput, MissingResource, ServerError, Unavailable
 from services.scheduler.sampling.adapters import adapter_ref
 from services.scheduler.sampling.outcome import Verdict, checked, of_error, verdict
-from services.scheduler.sampling.router import choose
 from services.scheduler.sampling.turns import Turns
-
-
-@dataclass
-class Sampler:
-    sampler_id: str
-    in_flight: int = 0
-    capacity: int = 8
-    usable: bool = True
-    resident: set[str] = field(default_factory=set)
-
-
-def test_adapter_residency_beats_load() -> None:
-    here, idle = Sampler("a", in_flight=5, resident={"m@1"}), Sampler("b")
-    assert choose("m@1", 1, [here, idle]) is here
-    assert choose("", 1, [here, idle]) is idle
-    assert choose("m@2", 1, [here, idle]) is idle
-
-
-def test_full_or_suspect_samplers_are_passed_over() -> None:
-    full, suspect, other = Sampler("a", in_flight=8, resident={"m@1"}), Sampler("b", usable=False), Sampler("c", 7)
-    assert choose("m@1", 1, [full, suspect, other]) is other
-    assert choose("m@1", 2, [full, suspect, other]) is None
-
-
-def test_sample_larger_than_the_capacity_fits_an_idle_sampler() -> None:
-    assert choose("", 64, [Sampler("a", in_flight=1)]) is None
-    idle = Sampler("a")
-    assert choose("", 64, [idle]) is idle
-
-
-def test_load_is_relative_to_capacity() -> None:
-    small, large = Sampler("a", in_flight=2, capacity=4), Sampler("b", in_flight=4, capacity=64)
-    assert choose("", 1, [small, large]) is large
 
 
 def test_tenants_take_turns_and_keep_their_own_order() -> None:
