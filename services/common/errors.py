@@ -3,7 +3,8 @@
     TinkermeshError
     ├── UserError                 the client must change something
     │   ├── InvalidInput          400  INVALID_ARGUMENT    a field has a wrong value
-    │   │   └── AdapterNotLoaded  400  INVALID_ARGUMENT    a prefill or decode sampler never loads within a request
+    │   │   ├── AdapterNotLoaded  400  INVALID_ARGUMENT    a prefill or decode sampler never loads within a request
+    │   │   └── ContextExceeded   400  INVALID_ARGUMENT    a prompt and what is to follow do not fit the context
     │   ├── KeyConflict           400  INVALID_ARGUMENT    idempotency key used with another payload
     │   ├── ModelClosed           400  FAILED_PRECONDITION the model no longer takes commands
     │   ├── InUse                 400  FAILED_PRECONDITION held by queued or running work
@@ -22,6 +23,7 @@
         │   ├── Stopping          503  UNAVAILABLE         it ends in order, and took nothing of this
         │   ├── CacheNotReady     503  UNAVAILABLE         blocks a decode sampler needs are not in the tier yet
         │   └── DecodeInterrupted 503  UNAVAILABLE         the decode leg broke off after output had been given
+        ├── Interrupted           503  UNAVAILABLE         any other stream broke off after output had been given
         └── ContractViolation     500  INTERNAL            a peer broke its contract
 
 `code` names the class on the wire between services, so a caller gets the same type back.
@@ -61,6 +63,10 @@ class InvalidInput(UserError):
 
 class AdapterNotLoaded(InvalidInput):
     code = "adapter_not_loaded"
+
+
+class ContextExceeded(InvalidInput):
+    code = "context_length_exceeded"
 
 
 class KeyConflict(UserError):
@@ -156,6 +162,12 @@ class CacheNotReady(Unavailable):
 
 class DecodeInterrupted(Unavailable):
     code = "pd_decode_interrupted"
+
+
+class Interrupted(ServerError):
+    code = "stream_interrupted"
+    http_status = 503
+    grpc_status = StatusCode.UNAVAILABLE
 
 
 class ContractViolation(ServerError):

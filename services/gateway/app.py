@@ -27,6 +27,7 @@ from services.gateway.routes import (
     hosted_only,
     meta,
     models,
+    openai,
     sampling,
     sessions,
     training,
@@ -47,6 +48,7 @@ _AREAS = (
     checkpoints,
     downloads,
     history,
+    openai,
     auth,
     meta,
     hosted_only,
@@ -82,8 +84,9 @@ def _lifespan(settings: Settings, on_start: Callable[[Gateway], None] | None) ->
 
 async def _not_supported(request: Request, error: Exception) -> Response:
     route = f"{request.method} {request.url.path}"
+    failed = openai.SURFACE.failed if request.url.path.startswith(openai.SURFACE.prefix) else error_response
     with metrics.request(OTHER) as answer:
-        response = error_response(NotSupported(f"{route[:300]} is not supported by this mesh"))
+        response = failed(NotSupported(f"{route[:300]} is not supported by this mesh"))
         metrics.answered(answer, response)
         return response
 

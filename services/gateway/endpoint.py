@@ -69,6 +69,18 @@ _ALWAYS_AUDITED = (Unauthenticated, Forbidden, Busy)
 Handler = Callable[[Call], Awaitable[Response]]
 
 
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """One of the protocols this gateway speaks: where its routes are, and what its failures look like."""
+
+    prefix: str
+    failed: Callable[[TinkermeshError], Response]
+    broken: Callable[[], Response]  # of a bug
+
+
+TINKER = Surface(PREFIX, error_response, internal_error_response)
+
+
 def endpoint(
     gateway: Gateway,
     path: str,
@@ -78,8 +90,9 @@ def endpoint(
     begins_trace: bool = True,
     audited: bool | None = None,
     authenticate: bool = True,
+    surface: Surface = TINKER,
 ) -> Route:
-    """A route under /api/v1 whose handler runs authenticated and whose failures are JSON answers.
+    """A route of `surface` whose handler runs authenticated and whose failures are JSON answers.
 
     What clients send over and over, such as polls and heartbeats, is traced only inside a trace of theirs.
     `audited`: what it admits leaves an audit line. Without word all but GETs and what is not traced does;
@@ -87,7 +100,7 @@ def endpoint(
     link itself; its call has no tenant.
     """
     keeps = (begins_trace and tuple(methods) != ("GET",)) if audited is None else audited
-    frame = _Frame(gateway, PREFIX + path, handler, begins_trace, keeps, authenticate)
+    frame = _Frame(gateway, surface.prefix + path, handler, begins_trace, keeps, authenticate, surface)
     return Route(frame.route, frame.serve, methods=list(methods))
 
 
@@ -101,6 +114,7 @@ class _Frame:
     begins_trace: bool
     audited: bool
     authenticate: bool
+    surface: Surface
 
     async def serve(self, request: Request) -> Response:
         name, attributes = f"{request.method} {self.route}", {"http.route": self.route}
@@ -122,11 +136,16 @@ class _Frame:
             metrics.refused(error.code, category_of(error))
             if self.audited or isinstance(error, _ALWAYS_AUDITED):
                 audit.refused(decision, error)
-            return _failed(request, error)
+            return self._failed(request, error)
         except Exception:  # noqa: BLE001 - the process boundary
             log.exception("unexpected error in %s %s", request.method, self.route)
             metrics.refused("internal", "server")
-            return internal_error_response()
+            return self.surface.broken()
+
+    def _failed(self, request: Request, error: TinkermeshError) -> Response:
+        if isinstance(error, ServerError):
+            log.warning("%s %s: %s", request.method, request.url.path, error.message)
+        return self.surface.failed(error)
 
     async def _handled(self, request: Request, decision: Decision) -> Response:
         caller = await self.gateway.auth.caller(request.headers) if self.authenticate else NOBODY
@@ -140,9 +159,3 @@ def _note_status(status: int) -> None:
     telemetry.annotate({"http.response.status_code": status})
     if status >= 500:
         telemetry.failed(f"HTTP {status}")
-
-
-def _failed(request: Request, error: TinkermeshError) -> Response:
-    if isinstance(error, ServerError):
-        log.warning("%s %s: %s", request.method, request.url.path, error.message)
-    return error_response(error)

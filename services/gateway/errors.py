@@ -24,12 +24,17 @@ def error_body(error: TinkermeshError) -> dict[str, str]:
 
 def error_response(error: TinkermeshError) -> Response:
     response = json_response(error_body(error), error.http_status)
+    response.headers.update(error_headers(error))
+    return response
+
+
+def error_headers(error: TinkermeshError) -> dict[str, str]:
     if isinstance(error, (Busy, Unavailable)):
-        response.headers["retry-after"] = "1"
+        return {"retry-after": "1"}
     if isinstance(error, Unauthenticated):
         problem = ' error="invalid_token"' if isinstance(error, InvalidToken) else ""
-        response.headers["www-authenticate"] = f"Bearer{problem}"
-    return response
+        return {"www-authenticate": f"Bearer{problem}"}
+    return {}
 
 
 def internal_error_response() -> Response:

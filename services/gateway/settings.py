@@ -56,6 +56,12 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     # Files and archives on their way at once, by links of one tenant and of all.
     max_downloads_per_tenant: int = 16
     max_downloads: int = 128
+    # The OpenAI routes: requests under way at once, of one tenant and of all; a stream says that it lives so
+    # often while nothing comes; values (tokens times alternatives) one answer may hold.
+    max_completions_per_tenant: int = 256
+    max_completions: int = 2048
+    completion_heartbeat_seconds: float = 10.0
+    max_completion_values: int = 2_000_000
     # In one answer of retrieve_futures: each is then fetched by a request of its own, all at once.
     completions_per_answer: int = 16
 

@@ -15,6 +15,8 @@ from tinkermesh.v1 import (
     admin_pb2_grpc,
     catalog_pb2,
     catalog_pb2_grpc,
+    completions_pb2,
+    completions_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
     tenants_pb2,
@@ -76,10 +78,12 @@ class App:
         self._run(parts.deliveries.run(), "deliveries")
         self._run(parts.sweeper.run(), "sweeper")
         self._run(parts.catalog_sweeper.run(), "catalog sweeper")
+        self._run(parts.generation_desk.run(), "generations")
         self._run(parts.training.run(), "training")
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(parts.scheduler, self._server.server)
         scheduler_pb2_grpc.add_RegistryServicer_to_server(parts.registry, self._server.server)
         catalog_pb2_grpc.add_CatalogServicer_to_server(parts.catalog, self._server.server)
+        completions_pb2_grpc.add_CompletionsServicer_to_server(parts.completions, self._server.server)
         admin_pb2_grpc.add_AdminServicer_to_server(parts.admin, self._server.server)
         tenants_pb2_grpc.add_TenantsServicer_to_server(parts.tenants, self._server.server)
         self.port = await self._server.start(settings.listen)
@@ -160,4 +164,5 @@ def _services() -> Sequence[ServiceDescriptor]:
     scheduler = scheduler_pb2.DESCRIPTOR.services_by_name
     operators = [admin_pb2.DESCRIPTOR.services_by_name["Admin"], tenants_pb2.DESCRIPTOR.services_by_name["Tenants"]]
     catalog = catalog_pb2.DESCRIPTOR.services_by_name["Catalog"]
-    return [scheduler["Scheduler"], scheduler["Registry"], catalog, *operators]
+    completions = completions_pb2.DESCRIPTOR.services_by_name["Completions"]
+    return [scheduler["Scheduler"], scheduler["Registry"], catalog, completions, *operators]

@@ -6,10 +6,13 @@ operator gave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common.errors import BY_CODE, TinkermeshError
 from services.common.metrics import MetricSet, known
 from services.scheduler.core.view import Op
 from services.scheduler.dispatch.client import Outcome
@@ -68,6 +71,15 @@ placements = SCHEDULER.counter(
     "Samples given to a sampler, by why it was that one: resident (it has the adapter, others have not), prefix (its "
     "cache has the prompt's start), sticky (the conversation's), load (the least busy).",
     ["pool", "reason"],
+)
+_generations = SCHEDULER.counter(
+    "generations_total",
+    "Requests of the OpenAI routes whose model was found, by how they ended: ok, cancelled, or the class of the error.",
+    ["pool", "outcome"],
+)
+_generations_open = SCHEDULER.gauge("generations_open", "Those under way.", ["pool"])
+_first_chunk = SCHEDULER.histogram(
+    "generation_first_chunk_seconds", "From such a request's arrival to the first of what it generated.", ["pool"]
 )
 leading = SCHEDULER.gauge("leading", "1 while this replica holds the pool's lease, else 0.", ["pool"])
 terms_ended = SCHEDULER.counter(
@@ -145,6 +157,39 @@ def sample_settled(pool: str, result: types.Result, seconds: float) -> None:
         outcome = "failed_user" if user else "failed_server"
     settled.labels(pool, Op.SAMPLE.value, outcome).inc()
     sample_seconds.labels(pool).observe(max(0.0, seconds))
+
+
+class Generating:
+    """One generation as it is counted."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._began = time.monotonic()
+        self._told = False
+
+    def chunk(self) -> None:
+        if not self._told:
+            self._told = True
+            _first_chunk.labels(self._pool).observe(time.monotonic() - self._began)
+
+
+@contextmanager
+def generation(pool: str) -> Iterator[Generating]:
+    """Around one request of the OpenAI routes."""
+    outcome = "cancelled"
+    _generations_open.labels(pool).inc()
+    try:
+        yield Generating(pool)
+        outcome = "ok"
+    except TinkermeshError as error:
+        outcome = known(error.code, BY_CODE)
+        raise
+    except Exception:
+        outcome = "internal"
+        raise
+    finally:
+        _generations_open.labels(pool).dec()
+        _generations.labels(pool, outcome).inc()
 
 
 def refused_in_turn(pool: str, op: str) -> None:

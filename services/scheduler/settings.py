@@ -40,6 +40,7 @@ class Settings(ServiceSettings, frozen=True):
     sampler_wait_seconds: float = 300.0
     first_token_seconds: float = 180.0  # of a stream: the engine's queue and the whole prompt
     next_token_seconds: float = 60.0
+    completion_wait_seconds: float = 60.0  # what a client of the OpenAI routes waits for room at a sampler at most
     adapter_load_seconds: float = 120.0
     registration_seconds: float = 10.0
     term_lease_seconds: float = 5.0

@@ -215,6 +215,10 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
             tokens = generation.TOKENIZER.encode(request.text, add_special_tokens=request.add_special_tokens)
         return pb.TokenizeReply(tokens=np.array(tokens, "<i4").tobytes())
 
+    async def Pieces(self, request: pb.PiecesRequest, context: Context) -> pb.PiecesReply:
+        tokens = np.frombuffer(request.tokens, "<i4").tolist()
+        return pb.PiecesReply(pieces=[generation.TOKENIZER.piece(token) for token in tokens])
+
     @asynccontextmanager
     async def _taken(self, request: pb.SampleRequest, kind: str) -> AsyncIterator[tuple[int, list[Rule]]]:
         """(weights, rules that are due), with the adapter in use."""

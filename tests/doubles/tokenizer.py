@@ -49,6 +49,9 @@ class WordTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         return b"".join(_BYTES.get(token, b"") for token in tokens).decode(errors="replace")
 
+    def piece(self, token: int) -> bytes:
+        return _BYTES.get(token, b"")
+
     def render(self, conversation: Conversation) -> list[int]:
         """Lines of "role: content", tools first as JSON; "assistant:" is the prompt to generate."""
         lines = [json.dumps(conversation.tools, sort_keys=True)] if conversation.tools else []

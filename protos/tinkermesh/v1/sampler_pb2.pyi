@@ -469,6 +469,48 @@ class TokenizeReply(_message.Message):
 Global___TokenizeReply: _TypeAlias = TokenizeReply  # noqa: Y015
 
 @_typing.final
+class PiecesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.bytes
+    """int32 little-endian"""
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PiecesRequest: _TypeAlias = PiecesRequest  # noqa: Y015
+
+@_typing.final
+class PiecesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIECES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """one per token; a special token's is its name"""
+
+    def __init__(
+        self,
+        *,
+        pieces: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pieces", b"pieces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PiecesReply: _TypeAlias = PiecesReply  # noqa: Y015
+
+@_typing.final
 class SampleReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

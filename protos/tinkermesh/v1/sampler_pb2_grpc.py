@@ -69,6 +69,11 @@ class SamplerStub:
                 request_serializer=tinkermesh_dot_v1_dot_sampler__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.TokenizeReply.FromString,
                 _registered_method=True)
+        self.Pieces = channel.unary_unary(
+                '/tinkermesh.v1.Sampler/Pieces',
+                request_serializer=tinkermesh_dot_v1_dot_sampler__pb2.PiecesRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.PiecesReply.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/tinkermesh.v1.Sampler/Abort',
                 request_serializer=tinkermesh_dot_v1_dot_sampler__pb2.AbortRequest.SerializeToString,
@@ -129,6 +134,13 @@ class SamplerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pieces(self, request, context):
+        """The bytes of single tokens; a character of several bytes may be of several tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Abort(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -172,6 +184,11 @@ def add_SamplerServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.TokenizeRequest.FromString,
                     response_serializer=tinkermesh_dot_v1_dot_sampler__pb2.TokenizeReply.SerializeToString,
+            ),
+            'Pieces': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pieces,
+                    request_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.PiecesRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_sampler__pb2.PiecesReply.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -368,6 +385,33 @@ class Sampler:
             '/tinkermesh.v1.Sampler/Tokenize',
             tinkermesh_dot_v1_dot_sampler__pb2.TokenizeRequest.SerializeToString,
             tinkermesh_dot_v1_dot_sampler__pb2.TokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pieces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Sampler/Pieces',
+            tinkermesh_dot_v1_dot_sampler__pb2.PiecesRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_sampler__pb2.PiecesReply.FromString,
             options,
             channel_credentials,
             insecure,

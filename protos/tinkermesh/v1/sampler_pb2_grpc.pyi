@@ -48,6 +48,8 @@ class SamplerStub:
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.TokenizeRequest, _sampler_pb2.TokenizeReply]
     """Token ids of a text or a conversation, by the engine's own tokenizer and chat template."""
+    Pieces: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.PiecesRequest, _sampler_pb2.PiecesReply]
+    """The bytes of single tokens; a character of several bytes may be of several tokens."""
     Abort: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.AbortRequest, _sampler_pb2.AbortReply]
 
 @_typing.type_check_only
@@ -70,6 +72,8 @@ class SamplerAsyncStub(SamplerStub):
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_sampler_pb2.TokenizeRequest, _sampler_pb2.TokenizeReply]  # type: ignore[assignment]
     """Token ids of a text or a conversation, by the engine's own tokenizer and chat template."""
+    Pieces: _aio.UnaryUnaryMultiCallable[_sampler_pb2.PiecesRequest, _sampler_pb2.PiecesReply]  # type: ignore[assignment]
+    """The bytes of single tokens; a character of several bytes may be of several tokens."""
     Abort: _aio.UnaryUnaryMultiCallable[_sampler_pb2.AbortRequest, _sampler_pb2.AbortReply]  # type: ignore[assignment]
 
 class SamplerServicer(metaclass=_abc_1.ABCMeta):
@@ -131,6 +135,14 @@ class SamplerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sampler_pb2.TokenizeReply, _abc.Awaitable[_sampler_pb2.TokenizeReply]]:
         """Token ids of a text or a conversation, by the engine's own tokenizer and chat template."""
+
+    @_abc_1.abstractmethod
+    def Pieces(
+        self,
+        request: _sampler_pb2.PiecesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sampler_pb2.PiecesReply, _abc.Awaitable[_sampler_pb2.PiecesReply]]:
+        """The bytes of single tokens; a character of several bytes may be of several tokens."""
 
     @_abc_1.abstractmethod
     def Abort(

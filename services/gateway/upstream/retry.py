@@ -73,7 +73,7 @@ class Retry:
         try:
             return await attempt(timeout)
         except grpc.aio.AioRpcError as error:
-            raise _typed(error) from error
+            raise typed(error) from error
 
     async def _hedged(self, attempt: Callable[[float], Awaitable[T]], ends: float, silence: float) -> T:
         """The first answer or refusal of up to three attempts, each begun when those before it are silent."""
@@ -118,7 +118,7 @@ def _look_at(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def _typed(error: grpc.aio.AioRpcError) -> TinkermeshError:
+def typed(error: grpc.aio.AioRpcError) -> TinkermeshError:
     """The peer's own error; a transport failure without its text, which names addresses."""
     found = from_rpc_error(error)
     if not isinstance(found, _AWAY) or _from_peer(error):

@@ -13,8 +13,12 @@ from services.scheduler.directory import Directory
 from services.scheduler.dispatch.training import Training
 from services.scheduler.explanations import Explanations
 from services.scheduler.front import Front
+from services.scheduler.generating.desk import GenerationDesk
+from services.scheduler.generating.fleet_pieces import FleetPieces
+from services.scheduler.generating.server import Completions
 from services.scheduler.intake import Intake
 from services.scheduler.parts.catalog import CatalogParts
+from services.scheduler.parts.generating import GeneratingParts
 from services.scheduler.parts.ground import Ground, ms
 from services.scheduler.parts.operators import make_admin, make_tenants
 from services.scheduler.parts.sampling import SamplingParts
@@ -41,6 +45,8 @@ class Parts:
     """What the process serves and what it runs beside."""
 
     scheduler: Scheduler
+    completions: Completions
+    generation_desk: GenerationDesk
     catalog: Catalog
     catalog_sweeper: CatalogSweeper
     registry: Registry
@@ -69,6 +75,8 @@ class Assembly:
         ground = self._ground
         return Parts(
             scheduler=self.scheduler,
+            completions=self.generating.service(self.front),
+            generation_desk=self.generating.desk,
             catalog=self.catalog.service,
             catalog_sweeper=self.catalog.sweeper,
             registry=Registry(ground.registry_store, ground.directory),
@@ -89,6 +97,11 @@ class Assembly:
     def generations(self) -> Generations:
         """How anything here reaches the samplers."""
         return self._sampling.generations
+
+    @cached_property
+    def generating(self) -> GeneratingParts:
+        sampling = self._sampling
+        return GeneratingParts(self._ground, self.generations, FleetPieces(sampling.fleet), sampling.presence)
 
     @cached_property
     def training(self) -> Training:

@@ -142,6 +142,15 @@ class SamplerLink:
             raise from_rpc_error(error) from error
         return reply.tokens
 
+    async def pieces(self, tokens: bytes, seconds: float) -> list[bytes]:
+        """One per token (int32 little-endian). Raises the sampler's error, Unavailable past `seconds`."""
+        try:
+            with self._open_or_away():
+                reply: pb.PiecesReply = await self._stub.Pieces(pb.PiecesRequest(tokens=tokens), timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        return list(reply.pieces)
+
     def look(self) -> None:
         """Asks the sampler how busy it is, in the background and not too often."""
         if not self._closed and self.load_now.due():

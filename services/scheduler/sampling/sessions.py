@@ -5,13 +5,12 @@ from __future__ import annotations
 from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import Forbidden, Gone, InvalidInput, KeyConflict, UnknownId
+from services.common.errors import Forbidden, Gone, KeyConflict, UnknownId
 from services.common.ids import SamplingSessionId, parse_sampling_session_id
-from services.common.tinker_path import SAMPLER_WEIGHTS, parse_tinker_path
 from services.scheduler.pools import Pools, same_base_model
 from services.scheduler.ports import ArtifactReader, TrainerDirectory
-from services.scheduler.sampling.adapters import adapter_ref
 from services.scheduler.sampling.presence import SamplerPresence
+from services.scheduler.sampling.targets import Targets
 from services.scheduler.store.sampling import SamplingSession, SamplingStore
 from services.scheduler.store.sessions import SessionStore
 
@@ -27,10 +26,9 @@ class SamplingSessions:
     ) -> None:
         self._store = store
         self._sessions = sessions
-        self._artifacts = artifacts
         self._directory = directory
         self._presence = presence
-        self._pools = Pools(directory)
+        self._targets = Targets(artifacts, Pools(directory))
 
     async def create(self, request: pb.CreateSamplingSessionRequest) -> str:
         """The sampling session id of this key; a retry answers the same.
@@ -96,28 +94,8 @@ class SamplingSessions:
         )
 
     async def _resolve(self, request: pb.CreateSamplingSessionRequest) -> tuple[str, SamplingSession]:
-        if request.model_path:
-            return await self._of_snapshot(request)
-        if not request.base_model:
-            raise InvalidInput("model_path: give a sampler_weights path, or a base_model to sample from")
-        facts = await self._pools.of_base_model(request.base_model)
-        return facts.pool, _session(request, facts, types.AdapterRef())
-
-    async def _of_snapshot(self, request: pb.CreateSamplingSessionRequest) -> tuple[str, SamplingSession]:
-        path = parse_tinker_path(request.model_path, "model_path")
-        if path.kind != SAMPLER_WEIGHTS:
-            raise InvalidInput(
-                f"model_path: {path} is of kind {path.kind!r}; sampling takes kind "
-                f"{SAMPLER_WEIGHTS!r}: save one with save_weights_for_sampler"
-            )
-        info = await self._artifacts.weights_info(str(path), request.tenant_id, "")
-        facts = await self._pools.of_base_model(info.base_model, "model_path")
-        if request.base_model and not same_base_model(facts, request.base_model):
-            raise InvalidInput(
-                f"base_model: {request.base_model[:300]!r} is not what {path} was trained on: {info.base_model!r}"
-            )
-        directory = await self._artifacts.version_directory(str(path), request.tenant_id, "")
-        return facts.pool, _session(request, facts, adapter_ref(path.model_id, directory))
+        target = await self._targets.of(request.tenant_id, request.base_model, request.model_path)
+        return target.facts.pool, _session(request, target.facts, target.adapter or types.AdapterRef())
 
 
 def _session(

@@ -346,6 +346,11 @@ def sample_counts(pool: str) -> str:
     return _pool(pool, "sample_counts")
 
 
+def generations(pool: str, tenant_id: str) -> str:
+    """Zset ``<generation>:<prompt>`` -> until when it counts as a sample in flight, unix ms."""
+    return _pool(pool, f"generations:{tenant_id}")
+
+
 def settled_samples(pool: str) -> str:
     """Zset request key -> when its result may be dropped, unix ms."""
     return _pool(pool, "samples_settled")

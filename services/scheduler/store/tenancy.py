@@ -98,10 +98,11 @@ class TenancyStore:
             pipe = self._redis.pipeline(transaction=False)
             pipe.hgetall(keys.usage(pool, tenant_id))
             pipe.hget(keys.sample_counts(pool), tenant_id)
-            fields, samples = await pipe.execute()
             now_ms = await server_now_ms(self._redis)
+            pipe.zcount(keys.generations(pool, tenant_id), now_ms, "+inf")
+            fields, samples, generations = await pipe.execute()
         found = {name.decode(): float(value) for name, value in fields.items()}
-        return {**found, "samples": float(samples or 0), "now_ms": now_ms}
+        return {**found, "samples": float(samples or 0) + generations, "now_ms": now_ms}
 
 
 def _records(rows: Mapping[bytes, bytes], unreadable: R) -> dict[str, R]:

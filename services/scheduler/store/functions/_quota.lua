@@ -90,6 +90,16 @@ local function model_refusal(context, tenant, limits)
   return over_rate(context, usage, limits)
 end
 
+-- Generations under way (generations.lua): a sorted set of the tenant's, by when each stops to count.
+local function generations_key(prefix, tenant) return prefix .. ':generations:' .. tenant end
+
+-- The tenant's samples in flight: those with a request row, and the prompts of its generations.
+local function open_samples(context, tenant)
+  local held = generations_key(context.prefix, tenant)
+  redis.call('ZREMRANGEBYSCORE', held, '-inf', int(context.now))
+  return tonumber(redis.call('HGET', context.prefix .. ':sample_counts', tenant) or '0') + redis.call('ZCARD', held)
+end
+
 -- A request larger than what is left is admitted and leaves a debt: the next one waits for it.
 local function take(context, usage, name, rate, size, cost)
   local left = level(context, usage, name, rate, size) - cost

@@ -67,7 +67,7 @@ register('sampling_admit', function(keys, args)
   local refusal = refused_session(session, tenant)
   if refusal then return refusal end
   local counts, most = prefix .. ':sample_counts', tonumber(args[9])
-  local open = tonumber(redis.call('HGET', counts, tenant) or '0')
+  local open = open_samples(context, tenant)
   if most > 0 and open >= most then
     return over('samples', int(open) .. ' of ' .. int(most) .. ' are in flight', 'await some of them')
   end
