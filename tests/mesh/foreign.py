@@ -119,6 +119,25 @@ def _completions(theirs: Belongings, mine: Belongings) -> list[Attempt]:
     return [Attempt({"target": target, "prev_cursor": 0, "timeout": 0, "retrieved_request_ids": [theirs.sample]})]
 
 
+OPENAI = "/oai/api/v1"
+"""Routes of another surface, by their whole path."""
+
+
+def _openai_models(theirs: Belongings) -> list[str]:
+    return [theirs.snapshot, f"{BASE_MODEL};{theirs.snapshot}", theirs.checkpoint]
+
+
+def _chats(theirs: Belongings, mine: Belongings) -> list[Attempt]:
+    said = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    streams = [False, True]
+    return [Attempt({**said, "model": model, "stream": s}) for model in _openai_models(theirs) for s in streams]
+
+
+def _texts(theirs: Belongings, mine: Belongings) -> list[Attempt]:
+    said = {"prompt": [1, 2], "max_tokens": 1}
+    return [Attempt({**said, "model": model}) for model in _openai_models(theirs)]
+
+
 CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
 DOWNLOAD = "/downloads/{run_id}/{kind}/{name}/{version}"
 FINISH = {"reason": {"type": "success"}, "detail": None}
@@ -172,6 +191,12 @@ ROUTES: dict[tuple[str, str], Attempts | Safe] = {
         Attempt(None, {"sampling_session_id": theirs.sampler})
     ],
     ("POST", "/asample"): lambda theirs, mine: [Attempt(sample(theirs.sampler, 9))],
+    ("POST", f"{OPENAI}/chat/completions"): _chats,
+    ("POST", f"{OPENAI}/completions"): _texts,
+    ("GET", f"{OPENAI}/models"): Safe("lists base models", lists=True),
+    ("GET", f"{OPENAI}/models/{{model:path}}"): lambda theirs, mine: [
+        Attempt(None, {"model": model}) for model in _openai_models(theirs)
+    ],
     ("POST", "/retrieve_future"): _futures,
     ("POST", "/cancel_future"): _futures,
     ("POST", "/retrieve_futures"): _completions,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ from services.gateway.settings import Settings
 from tests.contract.gateway.conftest import running
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import WireClient, batch
-from tests.mesh.foreign import ROUTES, Attempt, Belongings, Safe, belongings
+from tests.mesh.foreign import OPENAI, ROUTES, Attempt, Belongings, Safe, belongings
 from tests.mesh.main_path import adam, sample
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
@@ -39,7 +40,9 @@ class Stage:
         self.theirs, self.mine = await belongings(self.victim), await belongings(self.stranger)
 
     async def send(self, method: str, path: str, attempt: Attempt) -> httpx.Response:
-        url = path.format(**(attempt.path or {}))
+        url = path.replace(":path}", "}").format(**{k: quote(v, safe="") for k, v in (attempt.path or {}).items()})
+        if path.startswith(OPENAI):
+            url = f"{self.mesh.base_url}{url}"
         if method == "POST":
             return await self.stranger.post(url, attempt.body if attempt.body is not None else {})
         return await self.stranger._clients[0].request(method, url, json=attempt.body)
@@ -109,7 +112,8 @@ async def judged(stage: Stage, answer: httpx.Response, attempt: Attempt) -> str:
         return "" if result.get("category") == "user" and "belongs to" in result["error"] else f"{result}"
     if answer.status_code not in REFUSED:
         return f"{answer.status_code} {answer.text[:200]}"
-    return "" if "detail" in answer.json() else "no text"
+    told = answer.json()
+    return "" if "detail" in told or told["error"]["message"] else "no text"
 
 
 async def test_lists_hold_nothing_foreign_SEC_05(stage: Stage) -> None:
