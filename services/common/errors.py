@@ -198,9 +198,17 @@ _BY_STATUS: dict[StatusCode, type[TinkermeshError]] = {
 }
 
 
+def is_typed(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the peer itself answered with one of these, so that the text is its own; else the transport failed."""
+    return any(key == ERROR_CODE_KEY for key, _ in _metadata(error))
+
+
+def _metadata(error: grpc.aio.AioRpcError) -> tuple[tuple[str, str], ...]:
+    return cast("tuple[tuple[str, str], ...]", error.trailing_metadata() or ())
+
+
 def from_rpc_error(error: grpc.aio.AioRpcError) -> TinkermeshError:
     """The typed error a peer raised, or the closest type for a transport failure."""
-    metadata = cast("tuple[tuple[str, str], ...]", error.trailing_metadata() or ())
-    code = next((v for k, v in metadata if k == ERROR_CODE_KEY), "")
+    code = next((v for k, v in _metadata(error) if k == ERROR_CODE_KEY), "")
     kind = BY_CODE.get(code) or _BY_STATUS.get(error.code(), ServerError)
     return kind(error.details() or error.code().name)

@@ -66,6 +66,11 @@ sample_seconds = SCHEDULER.histogram("sample_seconds", "From a sample's admissio
 sample_retries = SCHEDULER.counter(
     "sample_retries_total", "Attempts to sample that had no outcome and were repeated, by where.", ["pool", "where"]
 )
+flow_retries = SCHEDULER.counter(
+    "flow_retries_total",
+    "Streams that broke before their caller had anything of them, and began anew on samplers chosen again.",
+    ["pool"],
+)
 placements = SCHEDULER.counter(
     "placements_total",
     "Samples given to a sampler, by why it was that one: resident (it has the adapter, others have not), prefix (its "

@@ -71,6 +71,18 @@ def sampler_facts(pool: str = POOL) -> types_pb2.PoolFacts:
     return facts
 
 
+def kv_facts(facts: types_pb2.PoolFacts) -> pb.KvFacts:
+    return pb.KvFacts(
+        engine="double 1",
+        model_fingerprint=facts.model_fingerprint,
+        block_size=32,
+        hash_algorithm="sha256",
+        hash_seed="0",
+        dtype=facts.dtype,
+        tier="tier-double",
+    )
+
+
 class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
     """In a test's own loop: `await start(...)`, use `.faults`, `.journal`, `await stop()`."""
 
@@ -93,6 +105,7 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
         self.incarnation = uuid.uuid4().hex
         self.max_adapters = max_adapters
         self.role = role
+        self.kv = None if role == "both" else kv_facts(self.facts)
         self.faults = Faults(control)
         self.journal = Journal(journal, self.incarnation)
         self.loaded: dict[str, Loaded] = {}  # least recently used first
@@ -117,6 +130,7 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
             role=self.role,
             max_adapters=self.max_adapters,
             max_running=MAX_RUNNING,
+            kv=self.kv,
         )
 
     async def Describe(self, request: pb.DescribeSamplerRequest, context: Context) -> pb.SamplerDescription:
@@ -129,6 +143,7 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
             max_running=MAX_RUNNING,
             running=len(self.running),
             engine="double 1",
+            kv=self.kv,
         )
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterReply:

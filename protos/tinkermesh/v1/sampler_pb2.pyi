@@ -111,8 +111,8 @@ Global___SamplerDescription: _TypeAlias = SamplerDescription  # noqa: Y015
 
 @_typing.final
 class KvFacts(_message.Message):
-    """What makes the cache blocks of two samplers interchangeable. A prefill and a decode sampler pair only if every
-    field but `tier` is equal and neither tier is "".
+    """What makes the cache blocks of two samplers interchangeable: a prefill and a decode sampler pair only if every field
+    is equal and the tier is not "".
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -13,9 +13,10 @@ from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1 import sampler_pb2_grpc, scheduler_pb2
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import ServerError, TinkermeshError, Unavailable, from_rpc_error
+from services.common.errors import ServerError, TinkermeshError, Unavailable, from_rpc_error, is_typed
 from services.common.grpc_channel import open_channel
 from services.scheduler.sampling.link_load import LinkLoad
+from services.scheduler.sampling.pairing import BOTH
 from services.scheduler.sampling.streaming import StreamBounds, bounded, whole
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,8 @@ class SamplerLink:
         self.sampler_id = registration.sampler_id
         self.incarnation = registration.incarnation
         self.address = registration.address
-        self.role = registration.role or "both"
+        self.role = registration.role or BOTH
+        self.kv = registration.kv
         self.max_context = registration.facts.max_context
         self._capacity = max(1, registration.max_running) * IN_FLIGHT_PER_RUNNING
         self.load_now = LinkLoad(freed)
@@ -53,6 +55,11 @@ class SamplerLink:
         self._on_probation = False
         self._closed = False
         self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def named(self) -> str:
+        """For texts: which one it is, and which part of the work it does."""
+        return f"sampler {self.sampler_id}" if self.role == BOTH else f"{self.role} sampler {self.sampler_id}"
 
     @property
     def in_flight(self) -> int:
@@ -108,7 +115,7 @@ class SamplerLink:
         Raises the sampler's error, Unavailable naming the stage (nothing came in time, the link was closed
         meanwhile), ServerError past the whole bound and where the stream is not whole.
         """
-        who, done = f"sampler {self.sampler_id}", False
+        who, done = self.named, False
         call = self._stub.SampleStream(request, timeout=bounds.whole + GRACE_SECONDS)
         checked = whole(bounded(self._chunks(call), who, bounds), who, max(1, request.sample.body.num_samples))
         try:
@@ -131,7 +138,7 @@ class SamplerLink:
                     return
                 yield chunk
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise self._told(error) from error
 
     async def tokenize(self, request: pb.TokenizeRequest, seconds: float) -> bytes:
         """int32 little-endian. Raises the sampler's error, Unavailable past `seconds`."""
@@ -139,7 +146,7 @@ class SamplerLink:
             with self._open_or_away():
                 reply: pb.TokenizeReply = await self._stub.Tokenize(request, timeout=seconds)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise self._told(error) from error
         return reply.tokens
 
     async def pieces(self, tokens: bytes, seconds: float) -> list[bytes]:
@@ -216,6 +223,14 @@ class SamplerLink:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
+    def _told(self, error: grpc.aio.AioRpcError) -> TinkermeshError:
+        """The sampler's own error. A transport's text names addresses of the mesh: it goes to the log only."""
+        typed = from_rpc_error(error)
+        if is_typed(error) or not isinstance(typed, Unavailable):
+            return typed
+        log.warning("%s was lost: %s", self.named, error.details())
+        return Unavailable(f"{self.named} was lost")
+
     def _gone(self) -> Unavailable:
         return Unavailable(f"sampler {self.sampler_id} does not register any more")
 
@@ -231,7 +246,7 @@ class SamplerLink:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 text = f"sampler {self.sampler_id} did not load {adapter.name} within {self._load_seconds:g} s"
                 raise ServerError(text) from error
-            raise from_rpc_error(error) from error
+            raise self._told(error) from error
         self._resident.add(adapter.name)
 
     def _loaded(self, name: str, done: asyncio.Task[None]) -> None:

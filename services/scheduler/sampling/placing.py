@@ -1,23 +1,24 @@
-"""Finds a place for what is to be generated: room on a sampler, and the adapter there."""
+"""Finds a place for what is to be generated: room, and the adapter wherever it may run."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
 from tinkermesh.v1 import sampler_pb2 as pb
-from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import Busy, ServerError, StaleFence, TinkermeshError, Unavailable
+from services.common.errors import Busy, StaleFence, TinkermeshError, Unavailable
 from services.scheduler.core.prefixes import starts_of
 from services.scheduler.sampling.fleet import Fleet
+from services.scheduler.sampling.flow import Flow, Place
 from services.scheduler.sampling.generation import Generation, Wanted
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.link import SamplerLink
-from services.scheduler.sampling.routing import Router
-from services.scheduler.sampling.seat import Seat
+from services.scheduler.sampling.loading import all_loaded
+from services.scheduler.sampling.routing import Request, Router, check_complete
+from services.scheduler.sampling.spot import Spot
 
 log = logging.getLogger(__name__)
 
@@ -38,72 +39,66 @@ class Placements:
     async def place(self, wanted: Wanted, seconds: float) -> AsyncIterator[Generation]:
         """See the port."""
         with ExitStack() as held:
-            link = await self._seated(wanted, asyncio.get_running_loop().time() + seconds, held)
-            yield Seat(link, wanted, self._limits)
+
+            async def move(end: float) -> Place:
+                held.close()
+                return await self._seated(wanted, end, held)
+
+            place = await self._seated(wanted, asyncio.get_running_loop().time() + seconds, held)
+            yield Flow(place, move, wanted, self._limits)
 
     async def tokenize(self, pool: str, request: pb.TokenizeRequest, seconds: float) -> bytes:
         """See the port. Asks the least busy sampler first, another one when that is away."""
         end = asyncio.get_running_loop().time() + seconds
-        links = sorted(await self._live(pool), key=lambda link: (not link.usable, link.in_flight))
-        away: Unavailable | None = None
+        links = sorted(await self._fleet.links(pool), key=lambda link: (not link.usable, link.in_flight))
+        why = "there is none"
         for link in links:
             left = end - asyncio.get_running_loop().time()
             try:
                 return await link.tokenize(request, max(left, 0.0))
             except Unavailable as error:
                 link.suspect()
-                away = error
-        raise Unavailable(f"stage 'tokenize': no sampler of pool {pool} answered: {away}")
+                why = error.message
+        raise Unavailable(f"stage 'tokenize': no sampler of pool {pool} answered: {why}")
 
-    async def _seated(self, wanted: Wanted, end: float, held: ExitStack) -> SamplerLink:
-        """A sampler that has the adapter, its room counted in `held`; one that cannot load it is passed over."""
+    async def _seated(self, wanted: Wanted, end: float, held: ExitStack) -> Place:
+        """A spot that has the adapter, its room counted in `held`; one that cannot load it is passed over."""
         refused: dict[str, TinkermeshError] = {}  # by incarnation
         while True:
-            link = await self._room(wanted, end, refused, held)
-            try:
-                await loaded([link], wanted.adapter, end)
-                return link
-            except (Unavailable, StaleFence, Busy) as error:
-                log.warning("pool %s: no place on sampler %s: %s", wanted.pool, link.sampler_id, error)
-                held.close()
-                refused[link.incarnation] = error
-                if not isinstance(error, Busy):
-                    link.suspect()
+            place = await self._room(wanted, end, refused, held)
+            failed = await _not_loaded(place[0], wanted, end)
+            if not failed:
+                return place
+            held.close()
+            refused.update(failed)
 
-    async def _room(
-        self, wanted: Wanted, end: float, refused: dict[str, TinkermeshError], held: ExitStack
-    ) -> SamplerLink:
+    async def _room(self, wanted: Wanted, end: float, refused: dict[str, TinkermeshError], held: ExitStack) -> Place:
         line = self._lines.setdefault(wanted.pool, asyncio.Lock())
         try:
             async with asyncio.timeout_at(end), line:
-                return await self._first_room(wanted, refused, held)
+                spot = await self._first_room(wanted, refused)
+                return spot, held.enter_context(spot.taking(wanted.sequences))
         except TimeoutError:
-            raise await self._no_room(wanted, refused) from None
+            raise self._no_room(wanted, refused, await self._fleet.links(wanted.pool)) from None
 
-    async def _first_room(self, wanted: Wanted, refused: dict[str, TinkermeshError], held: ExitStack) -> SamplerLink:
+    async def _first_room(self, wanted: Wanted, refused: dict[str, TinkermeshError]) -> Spot:
+        """Its room is free until the caller's next await."""
         name = wanted.adapter.name if wanted.adapter is not None else ""
-        starts = starts_of(wanted.tenant_id, wanted.prompt)
+        request = Request(name, wanted.sequences, starts_of(wanted.tenant_id, wanted.prompt), wanted.affinity)
         while True:
-            links = [link for link in await self._live(wanted.pool) if link.incarnation not in refused]
-            link = self._router.choose(wanted.pool, name, wanted.sequences, starts, links, wanted.affinity)
-            if link is not None:
-                held.enter_context(link.load_now.taking(wanted.sequences))
-                return link
-            if not links and not any(isinstance(error, Busy) for error in refused.values()):
-                raise next(reversed(refused.values()))
+            links = await self._fleet.links(wanted.pool)
+            check_complete(wanted.pool, links)
+            spot = self._router.choose(wanted.pool, request, _without(links, refused))
+            if spot is not None:
+                return spot
+            _check_hope(links, refused)
             await self._fleet.change(LOOK_AGAIN_SECONDS)
             for incarnation in [one for one, error in refused.items() if isinstance(error, Busy)]:
                 del refused[incarnation]
 
-    async def _live(self, pool: str) -> list[SamplerLink]:
-        """Raises Unavailable where there is none."""
-        links = await self._fleet.links(pool)
-        if not links:
-            raise Unavailable(f"stage 'place': pool {pool} has no live sampler")
-        return links
-
-    async def _no_room(self, wanted: Wanted, refused: dict[str, TinkermeshError]) -> TinkermeshError:
-        links = await self._live(wanted.pool)
+    def _no_room(
+        self, wanted: Wanted, refused: dict[str, TinkermeshError], links: list[SamplerLink]
+    ) -> TinkermeshError:
         names = ", ".join(sorted(link.sampler_id for link in links))
         if not any(link.usable for link in links):
             return Unavailable(f"stage 'place': no sampler of pool {wanted.pool} can be reached ({names})")
@@ -111,25 +106,28 @@ class Placements:
         return Busy(f"stage 'place': no room for {wanted.sequences} sequences in time on {names}{why}; retry later")
 
 
-async def loaded(links: Sequence[SamplerLink], adapter: types.AdapterRef | None, end: float) -> None:
-    """Returns when every one has acknowledged the adapter. Raises what the first failing one said, with its stage."""
-    if adapter is None:
+def _without(links: list[SamplerLink], refused: dict[str, TinkermeshError]) -> list[SamplerLink]:
+    return [link for link in links if link.incarnation not in refused]
+
+
+def _check_hope(links: list[SamplerLink], refused: dict[str, TinkermeshError]) -> None:
+    """Raises what the last one said when those that are left could never do without the ones that are away."""
+    if not refused or any(isinstance(error, Busy) for error in refused.values()):
         return
-    loads = [asyncio.create_task(_load(link, adapter)) for link in links]
     try:
-        async with asyncio.timeout_at(end):
-            await asyncio.gather(*loads)
-    except TimeoutError:
-        silent = ", ".join(link.sampler_id for link, load in zip(links, loads, strict=True) if load.cancelled())
-        raise ServerError(f"stage 'load adapter': {adapter.name} was not loaded in time on {silent}") from None
-    finally:
-        for load in loads:
-            load.cancel()
+        check_complete("", _without(links, refused))
+    except Unavailable:
+        raise list(refused.values())[-1] from None
 
 
-async def _load(link: SamplerLink, adapter: types.AdapterRef) -> None:
-    try:
-        await link.load(adapter)
-    except TinkermeshError as error:
-        text = f"stage 'load adapter': {adapter.name} on sampler {link.sampler_id}: {error.message}"
-        raise type(error)(text) from error
+async def _not_loaded(spot: Spot, wanted: Wanted, end: float) -> dict[str, TinkermeshError]:
+    """incarnation -> why it does not take the adapter now; empty = all have it. Raises what no other one would do
+    better."""
+    failed = await all_loaded(spot.links, wanted.adapter, end)
+    for link, error in failed.items():
+        if not isinstance(error, (Unavailable, StaleFence, Busy)):
+            raise error
+        log.warning("pool %s: %s", wanted.pool, error)
+        if not isinstance(error, Busy):
+            link.suspect()
+    return {link.incarnation: error for link, error in failed.items()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from tinkermesh.v1 import types_pb2 as types
@@ -18,11 +17,13 @@ from services.common.clock import now_ms
 from services.common.errors import StaleFence, TinkermeshError, Unavailable
 from services.scheduler import metrics
 from services.scheduler.sampling.fleet import Fleet
+from services.scheduler.sampling.flight import Flight, spot_of
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.link import SamplerLink
 from services.scheduler.sampling.outcome import Verdict, server_failure
-from services.scheduler.sampling.routing import Router
+from services.scheduler.sampling.routing import Request, Router
 from services.scheduler.sampling.serving import Retry, Served, attempt, report
+from services.scheduler.sampling.spot import Spot
 from services.scheduler.sampling.turns import Turns
 from services.scheduler.sampling.waiting import Waiting
 from services.scheduler.store.sampling import SamplingStore
@@ -37,19 +38,7 @@ IDLE_SECONDS = 5.0
 SETTLE_SECONDS = 2.0
 
 T = TypeVar("T")
-Placement = tuple[Waiting, SamplerLink]
-
-
-@dataclass(slots=True)
-class _Flight:
-    """What a sample takes of its link's capacity, given back once: also when its task never began to run."""
-
-    link: SamplerLink
-    sequences: int
-
-    def land(self) -> None:
-        self.link.load_now.give_back(self.sequences)
-        self.sequences = 0
+Placement = tuple[Waiting, Flight]
 
 
 class PoolRun:
@@ -78,7 +67,7 @@ class PoolRun:
         self._without_sampler_since = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
-        self._calls: dict[str, tuple[asyncio.Task[None], SamplerLink]] = {}  # by request id
+        self._calls: dict[str, tuple[asyncio.Task[None], Flight]] = {}  # by request id
 
     async def run(self) -> None:
         """Until cancelled, or until another replica holds the lease."""
@@ -90,10 +79,10 @@ class PoolRun:
     def settled(self, request_ids: list[str]) -> None:
         """Ends the calls for samples that were settled elsewhere, such as cancelled ones."""
         for request_id in request_ids:
-            task, link = self._calls.get(request_id, (None, None))
-            if task is not None and link is not None and task not in self._settling:
-                task.cancel()
-                self._fleet.spawn(link.abort(request_id))
+            task, flight = self._calls.get(request_id, (None, None))
+            if task is not None and flight is not None and task not in self._settling:
+                task.cancel()  # which aborts legs
+                self._fleet.spawn(flight.spot.prompt_link.abort(request_id))
 
     def look_again(self) -> None:
         """A sample that arrived earlier than what was seen last waits again."""
@@ -138,17 +127,16 @@ class PoolRun:
 
     async def _adopt(self) -> None:
         """Samples an earlier lease holder sent out: their sampler answers a repeat from its running call."""
-        links = {link.sampler_id: link for link in await self._fleet.links(self._pool)}
+        links = await self._fleet.links(self._pool)
         for sample in await self._store.running(self._pool):
             if sample.key in self._held:
                 continue
-            link = links.get(sample.sampler)
-            if link is None:
+            spot = spot_of(sample.sampler, links)
+            if spot is None:
                 await self._store.requeue(self._pool, sample.key)
                 continue
             self._held.add(sample.key)
-            link.load_now.in_flight += sample.sequences
-            await self._start([(Waiting(sample, self._now()), link)])
+            await self._start([(Waiting(sample, self._now()), Flight(spot, sample.sequences))])
 
     async def _pull(self) -> None:
         while True:
@@ -174,12 +162,12 @@ class PoolRun:
         batch: list[Placement] = []
         while len(batch) < START_LIMIT and (waiting := self._turns.peek()) is not None:
             sample = waiting.sample
-            link = self._router.choose(self._pool, waiting.adapter_name, sample.sequences, sample.starts, links)
-            if link is None:
+            request = Request(waiting.adapter_name, sample.sequences, sample.starts)
+            spot = self._router.choose(self._pool, request, links)
+            if spot is None:
                 break
             self._turns.take()
-            link.load_now.in_flight += waiting.sample.sequences
-            batch.append((waiting, link))
+            batch.append((waiting, Flight(spot, sample.sequences)))
         return batch
 
     async def _give_up(self) -> None:
@@ -197,28 +185,27 @@ class PoolRun:
 
     async def _start(self, batch: list[Placement]) -> None:
         try:
-            pairs = [(waiting.key, link.sampler_id) for waiting, link in batch]
+            pairs = [(waiting.key, flight.link.sampler_id) for waiting, flight in batch]
             commands = await self._store.start(self._pool, self._term, pairs)
         except TinkermeshError:
-            for waiting, link in reversed(batch):  # each goes to the head of its line
-                link.load_now.give_back(waiting.sample.sequences)
+            for waiting, flight in reversed(batch):  # each goes to the head of its line
+                flight.land()
                 self._turns.rejoin(waiting.tenant_id, waiting)
             raise
-        for (waiting, link), command in zip(batch, commands, strict=True):
+        for (waiting, flight), command in zip(batch, commands, strict=True):
             if command is None:
-                link.load_now.give_back(waiting.sample.sequences)
+                flight.land()
                 self._held.discard(waiting.key)
             else:
-                self._spawn(waiting, link, command.sample)
+                self._spawn(waiting, flight, command.sample)
 
-    def _spawn(self, waiting: Waiting, link: SamplerLink, body: types.SampleBody) -> None:
-        flight = _Flight(link, waiting.sample.sequences)
+    def _spawn(self, waiting: Waiting, flight: Flight, body: types.SampleBody) -> None:
         task = asyncio.create_task(self._serve(waiting, flight, body))
         self._tasks.add(task)
-        self._calls[waiting.sample.request_id] = (task, link)
+        self._calls[waiting.sample.request_id] = (task, flight)
         task.add_done_callback(lambda done: self._ended(waiting, flight, done))
 
-    def _ended(self, waiting: Waiting, flight: _Flight, task: asyncio.Task[None]) -> None:
+    def _ended(self, waiting: Waiting, flight: Flight, task: asyncio.Task[None]) -> None:
         flight.land()
         if self._calls.get(waiting.sample.request_id, (None,))[0] is task:
             del self._calls[waiting.sample.request_id]
@@ -233,18 +220,18 @@ class PoolRun:
             log.error("a sample's task failed", exc_info=error)
         self._wake.set()
 
-    async def _serve(self, waiting: Waiting, flight: _Flight, body: types.SampleBody) -> None:
+    async def _serve(self, waiting: Waiting, flight: Flight, body: types.SampleBody) -> None:
         if not waiting.troubled_since:
             self._count_wait(waiting)
         try:
-            outcome = await attempt(waiting, flight.link, body, self._limits.sample_seconds)
+            outcome = await attempt(waiting, flight, body, self._limits)
         except Exception:  # noqa: BLE001 - a bug must fail this sample, not leave it pending for ever
             log.exception("sample %s failed unexpectedly", waiting.sample.request_id)
             outcome = Served(server_failure("sample", "unexpected error, told in the scheduler's log"), [])
         finally:
             flight.land()
         if isinstance(outcome, Retry):
-            await self._again(waiting, flight.link, outcome)
+            await self._again(waiting, flight.spot, outcome)
         else:
             await self._settle_here(waiting, outcome.result, outcome.records)
 
@@ -252,16 +239,17 @@ class PoolRun:
         name = tenant_class(self._weights.get(waiting.tenant_id, DEFAULT_WEIGHT))
         metrics.waited(self._pool, metrics.SAMPLE, name, (now_ms() - waiting.sample.admitted_ms) / 1000)
 
-    async def _again(self, waiting: Waiting, link: SamplerLink, retry: Retry) -> None:
+    async def _again(self, waiting: Waiting, spot: Spot, retry: Retry) -> None:
         if not await self._persist(lambda: self._store.requeue(self._pool, waiting.key)):
             self._held.discard(waiting.key)  # settled meanwhile, such as cancelled
             return
         metrics.sample_retries.labels(self._pool, retry.verdict.name.lower()).inc()
         if retry.verdict is Verdict.ELSEWHERE:
-            link.suspect()
-            waiting.lost_on.add(link.incarnation)
+            if spot.prefill is None:  # else its leg knows which one is away
+                spot.link.suspect()
+            waiting.lost_on.add(spot.link.incarnation)
         troubled = waiting.trouble(self._now())
-        log.warning("sample on %s at stage %s: %s", link.sampler_id, retry.stage, retry.reason)
+        log.warning("sample on %s at stage %s: %s", spot.sampler_ids, retry.stage, retry.reason)
         if waiting.given_up or troubled > self._limits.sampler_wait_seconds:
             # A transport's own text names addresses of the mesh: it goes to the log only.
             reason = "the sampler was lost" if retry.verdict is Verdict.ELSEWHERE else retry.reason

@@ -1,16 +1,19 @@
-"""A generation on one sampler."""
+"""One stream at one sampler, for whom its place was taken."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from tinkermesh.v1 import sampler_pb2 as pb
+from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import TinkermeshError, Unavailable
+from services.common.errors import AdapterNotLoaded, CacheNotReady, TinkermeshError, Unavailable
 from services.scheduler.sampling.generation import Wanted
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.link import SamplerLink
+from services.scheduler.sampling.loading import loaded
 from services.scheduler.sampling.streaming import StreamBounds
 
 
@@ -26,28 +29,37 @@ def addressed(request: pb.SampleStreamRequest, wanted: Wanted) -> pb.SampleStrea
 
 
 class Seat:
-    """Implements generation.Generation."""
-
-    def __init__(self, link: SamplerLink, wanted: Wanted, limits: SamplingLimits) -> None:
+    def __init__(self, link: SamplerLink, adapter: types.AdapterRef | None, limits: SamplingLimits) -> None:
         self._link = link
-        self._wanted = wanted
+        self._adapter = adapter
         self._limits = limits
 
-    @property
-    def sampler_ids(self) -> tuple[str, ...]:
-        return (self._link.sampler_id,)
+    async def stream(self, request: pb.SampleStreamRequest, end: float) -> AsyncGenerator[pb.SampleChunk, None]:
+        """Chunks, `end` (loop time) at the latest. An adapter that was evicted meanwhile is loaded once more.
 
-    async def stream(self, request: pb.SampleStreamRequest, seconds: float) -> AsyncGenerator[pb.SampleChunk, None]:
-        """See the port. The adapter and the salt are the place's, whatever the request says."""
-        bounds = StreamBounds(self._limits.first_token_seconds, self._limits.next_token_seconds, seconds)
-        chunks = self._link.stream(addressed(request, self._wanted), bounds)
+        Raises as generation.Generation.stream, AdapterNotLoaded when it is evicted again.
+        """
         try:
-            async with aclosing(chunks):
+            async with aclosing(self._once(request, end)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+        except AdapterNotLoaded:
+            await loaded(self._link, self._adapter, end)
+        async with aclosing(self._once(request, end)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _once(self, request: pb.SampleStreamRequest, end: float) -> AsyncGenerator[pb.SampleChunk, None]:
+        left = max(0.0, end - asyncio.get_running_loop().time())
+        bounds = StreamBounds(self._limits.first_token_seconds, self._limits.next_token_seconds, left)
+        try:
+            async with aclosing(self._link.stream(request, bounds)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except TinkermeshError as error:
-            if self._wanted.adapter is not None:
-                self._link.forget(self._wanted.adapter.name)
-            if isinstance(error, Unavailable):
+            if self._adapter is not None:
+                self._link.forget(self._adapter.name)
+            if isinstance(error, Unavailable) and not isinstance(error, CacheNotReady):
                 self._link.suspect()
             raise

@@ -1,8 +1,10 @@
-"""One attempt to sample on one sampler."""
+"""One attempt to sample, on one sampler or a leg on each of two."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import aclosing
 from typing import NamedTuple
 
 from tinkermesh.v1 import sampler_pb2 as pb
@@ -10,10 +12,16 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common import logs, telemetry
 from services.common.clock import now_ms
-from services.common.errors import TinkermeshError
-from services.scheduler.sampling.link import SamplerLink
+from services.common.errors import AdapterNotLoaded, TinkermeshError
+from services.scheduler.sampling.collecting import collected
+from services.scheduler.sampling.flight import Flight
+from services.scheduler.sampling.legs import is_whole
+from services.scheduler.sampling.limits import SamplingLimits
+from services.scheduler.sampling.loading import all_loaded, loaded
 from services.scheduler.sampling.outcome import Verdict, checked, of_error, verdict
 from services.scheduler.sampling.recording import records
+from services.scheduler.sampling.seat import Seat
+from services.scheduler.sampling.split import split_stream
 from services.scheduler.sampling.waiting import Waiting
 from services.scheduler.store.sampling import WaitingSample
 
@@ -36,35 +44,66 @@ class Retry:
         self.reason = error.message
 
 
-async def attempt(waiting: Waiting, link: SamplerLink, body: types.SampleBody, seconds: float) -> Served | Retry:
+async def attempt(waiting: Waiting, flight: Flight, body: types.SampleBody, limits: SamplingLimits) -> Served | Retry:
     """Load the adapter explicitly, then sample. What may be settled, or why it must be tried again."""
     sample = waiting.sample
     telemetry.record_span("queue", sample.traceparent, sample.admitted_ms, now_ms(), _ids(sample))
-    attributes = {**_ids(sample), "sampler_id": link.sampler_id, "adapter": waiting.adapter_name}
+    attributes = {**_ids(sample), "sampler_id": flight.link.sampler_id, "adapter": waiting.adapter_name}
     with (
         logs.bind(request_id=sample.request_id, tenant_id=sample.tenant_id),
         telemetry.span("sample", attributes, parent=sample.traceparent),
     ):
-        return await _attempt(waiting, link, body, seconds)
+        return await _attempt(waiting, flight, body, limits)
 
 
-async def _attempt(waiting: Waiting, link: SamplerLink, body: types.SampleBody, seconds: float) -> Served | Retry:
+async def _attempt(waiting: Waiting, flight: Flight, body: types.SampleBody, limits: SamplingLimits) -> Served | Retry:
     sample, stage = waiting.sample, "load adapter"
+    whole = flight.spot.prefill is None or is_whole(body)
+    links = [flight.spot.prompt_link] if whole else flight.spot.links
     try:
-        if sample.adapter is not None:
-            await link.load(sample.adapter)
+        for error in (await all_loaded(links, sample.adapter, _end(limits))).values():
+            raise error
         stage = "sample"
         # The tenant as salt: no tenant learns from cache hits what others prompted.
         request = pb.SampleRequest(
             request_id=sample.request_id, adapter=sample.adapter, body=body, cache_salt=sample.tenant_id
         )
-        result = checked(await link.sample(request, seconds), body)
+        result = await (_whole if whole else _split)(request, waiting.attempts, flight, limits)
+        settled = checked(result, body)
         stage = "record"
-        return Served(result, await records(link, request, result.sample, seconds))
+        return Served(settled, await records(links[0], request, result, limits.sample_seconds))
     except TinkermeshError as error:
-        link.forget(waiting.adapter_name)
+        for link in links:
+            link.forget(waiting.adapter_name)
         kind = verdict(error)
         return Served(of_error(stage, error), []) if kind is Verdict.FAIL else Retry(kind, stage, error)
+
+
+async def _whole(
+    request: pb.SampleRequest, _attempt: int, flight: Flight, limits: SamplingLimits
+) -> types.SampleResult:
+    """On a prefill sampler too: it computes prompts, and goes on as far as it is asked to. Loads an adapter that was
+    evicted meanwhile once more."""
+    link = flight.spot.prompt_link
+    try:
+        return await link.sample(request, limits.sample_seconds)
+    except AdapterNotLoaded:
+        link.forget(request.adapter.name)
+        await loaded(link, request.adapter, _end(limits))
+        return await link.sample(request, limits.sample_seconds)
+
+
+async def _split(request: pb.SampleRequest, attempt: int, flight: Flight, limits: SamplingLimits) -> types.SampleResult:
+    adapter = request.adapter if request.HasField("adapter") else None
+    first, rest = (Seat(link, adapter, limits) for link in flight.spot.links)
+    asked = pb.SampleStreamRequest(sample=request)
+    chunks = split_stream(asked, attempt, first, rest, _end(limits), flight.leave_prefill)
+    async with aclosing(chunks):
+        return collected([chunk async for chunk in chunks], request.body.num_samples)
+
+
+def _end(limits: SamplingLimits) -> float:
+    return asyncio.get_running_loop().time() + limits.sample_seconds
 
 
 def report(sample: WaitingSample, result: types.Result, started_ms: int) -> None:

@@ -37,7 +37,7 @@ async def bounded(
                 chunk = await anext(chunks, None)
         except TimeoutError:
             if left <= patience:
-                raise ServerError(f"{who} did not finish within {bounds.whole:g} s (stage {stage!r})") from None
+                raise ServerError(f"{who}: stage {stage!r}: the request was not finished in time") from None
             raise Unavailable(f"{who}: stage {stage!r}: nothing came for {patience:g} s") from None
         if chunk is None:
             return

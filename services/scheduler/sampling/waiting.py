@@ -16,6 +16,7 @@ class Waiting:
     sample: WaitingSample
     joined_at: float
     troubled_since: float = 0.0
+    attempts: int = 0
     lost_on: set[str] = field(default_factory=set)  # incarnations that went away under it
 
     @property
@@ -37,5 +38,6 @@ class Waiting:
 
     def trouble(self, now: float) -> float:
         """Seconds since its first attempt that went wrong, which may be this one."""
+        self.attempts += 1
         self.troubled_since = self.troubled_since or now
         return now - self.troubled_since

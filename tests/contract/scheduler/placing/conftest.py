@@ -21,6 +21,7 @@ from services.scheduler.sampling.placing import Placements
 from services.scheduler.sampling.routing import Router
 from tests.doubles import published
 from tests.doubles.fake_trainer import POOL
+from tests.doubles.leg_sampler import LegSampler
 from tests.doubles.scripted_sampler import ScriptedSampler
 
 TENANT = "tenant-alice"
@@ -48,12 +49,13 @@ class Place:
         self.limits = SamplingLimits()
         self.router = Router()
         self.samplers: list[ScriptedSampler] = []
+        self.legs: dict[str, LegSampler] = {}
 
     @property
     def placements(self) -> Placements:
         return Placements(self.fleet, self.limits, self.router)
 
-    def bound(self, **seconds: float) -> None:
+    def bound(self, **seconds: Any) -> None:
         self.limits = replace(self.limits, **seconds)
 
     async def sampler(self, name: str = "a", **facts: Any) -> ScriptedSampler:
@@ -64,6 +66,18 @@ class Place:
             setattr(registration, field, value)
         self.directory.registrations.append(registration)
         self.samplers.append(made)
+        return made
+
+    async def leg(self, role: str, name: str = "", **facts: Any) -> LegSampler:
+        """A double that answers as a sampler of that role; `facts`: of its registration, kv_… of its cache."""
+        made = LegSampler(self.root, sampler_id=name or role, role=role)
+        await made.start()
+        registration = made.registration()
+        for field, value in facts.items():
+            target = registration.kv if field.startswith("kv_") else registration
+            setattr(target, field.removeprefix("kv_"), value)
+        self.directory.registrations.append(registration)
+        self.legs[made.sampler_id] = made
         return made
 
     def adapter(self, name: str = "v1") -> types.AdapterRef:
@@ -92,7 +106,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     made = Place(tmp_path)
     yield made
     await made.fleet.close()
-    for sampler in made.samplers:
+    for sampler in (*made.samplers, *made.legs.values()):
         await sampler.stop()
 
 

@@ -10,10 +10,12 @@ import pytest
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Unavailable
+from services.scheduler.sampling.flight import Flight
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.link_load import LinkLoad
 from services.scheduler.sampling.pool_run import PoolRun
 from services.scheduler.sampling.routing import Router
+from services.scheduler.sampling.spot import Spot
 from services.scheduler.sampling.waiting import Waiting
 from services.scheduler.store.sampling import WaitingSample
 
@@ -38,9 +40,10 @@ async def test_what_could_not_be_sent_out_waits_again_in_its_old_order() -> None
     run = PoolRun("p", 1, cast("Any", NoRedis()), cast("Any", None), SamplingLimits(), Router(), asyncio.Event())
     link = cast("Any", Link())
     batch = [sample(1), sample(2), sample(3)]
-    link.load_now.in_flight = len(batch)
+    flights = [Flight(Spot(link), 1) for _ in batch]
+    assert link.load_now.in_flight == 3
     with pytest.raises(Unavailable):
-        await run._start([(waiting, link) for waiting in batch])
+        await run._start(list(zip(batch, flights, strict=True)))
     assert run._turns.all() == batch
     assert link.load_now.in_flight == 0
 
@@ -67,7 +70,7 @@ class BrokenLink(Link):
 async def test_a_bug_met_on_the_way_fails_the_sample_instead_of_leaving_it_pending() -> None:
     store = Store()
     run = PoolRun("p", 1, cast("Any", store), cast("Any", None), SamplingLimits(), Router(), asyncio.Event())
-    run._spawn(sample(1), cast("Any", BrokenLink()), types.SampleBody(num_samples=1))
+    run._spawn(sample(1), Flight(Spot(cast("Any", BrokenLink())), 1), types.SampleBody(num_samples=1))
     async with asyncio.timeout(5):
         while run._tasks:
             await asyncio.sleep(0)
@@ -90,8 +93,7 @@ class IdleLink(BrokenLink):
 async def test_a_sample_cancelled_before_its_call_began_gives_its_capacity_back() -> None:
     run = PoolRun("p", 1, cast("Any", Store()), cast("Any", Fleet()), SamplingLimits(), Router(), asyncio.Event())
     link, waiting = cast("Any", IdleLink()), sample(1)
-    link.load_now.in_flight = 1
-    run._spawn(waiting, link, types.SampleBody(num_samples=1))
+    run._spawn(waiting, Flight(Spot(link), 1), types.SampleBody(num_samples=1))
     run.settled([waiting.sample.request_id])
     async with asyncio.timeout(5):
         while run._tasks:
