@@ -29,6 +29,7 @@ from services.scheduler.admin_reports import (
 from services.scheduler.explanations import Explainer
 from services.scheduler.operations.changes import Changes
 from services.scheduler.operations.durable_points import DurablePointList
+from services.scheduler.operations.engines import Engines
 from services.scheduler.operations.gc import GcPlan
 from services.scheduler.operations.leases import Leases
 from services.scheduler.operations.paging import LARGEST_LIMIT, arrivals_cursor, arrivals_of, bounded, page_of
@@ -56,6 +57,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         leases: Leases,
         durable_points: DurablePointList,
         snapshots: SnapshotList,
+        engines: Engines,
         gc: GcPlan,
     ) -> None:
         self._overview = overview
@@ -68,6 +70,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         self._leases = leases
         self._durable_points = durable_points
         self._snapshots = snapshots
+        self._engines = engines
         self._gc = gc
 
     async def ListPools(self, request: pb.AdminListPoolsRequest, context: Context) -> pb.AdminListPoolsReply:
@@ -216,6 +219,25 @@ class Admin(admin_pb2_grpc.AdminServicer):
 
     async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: Context) -> pb.ListSnapshotsReply:
         return await self._snapshots.report(await self._pools(request.pool))
+
+    async def ListEngines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesReply:
+        return pb.ListEnginesReply(engines=await self._engines.report(await self._pools(request.pool)))
+
+    async def LoadAdapter(self, request: pb.AdminLoadAdapterRequest, context: Context) -> pb.AdminLoadAdapterReply:
+        return pb.AdminLoadAdapterReply(samplers=await self._engines.load(request, context.peer()))
+
+    async def UnloadAdapter(
+        self, request: pb.AdminUnloadAdapterRequest, context: Context
+    ) -> pb.AdminUnloadAdapterReply:
+        return pb.AdminUnloadAdapterReply(samplers=await self._engines.unload(request, context.peer()))
+
+    async def DrainSampler(self, request: pb.DrainSamplerRequest, context: Context) -> pb.DrainSamplerReply:
+        await self._changes.drain_sampler(request.pool, request.sampler_id, context.peer(), on=True)
+        return pb.DrainSamplerReply()
+
+    async def ResumeSampler(self, request: pb.ResumeSamplerRequest, context: Context) -> pb.ResumeSamplerReply:
+        await self._changes.drain_sampler(request.pool, request.sampler_id, context.peer(), on=False)
+        return pb.ResumeSamplerReply()
 
     async def DryRunGc(self, request: pb.DryRunGcRequest, context: Context) -> pb.DryRunGcReply:
         return await self._gc.report(await self._pools(request.pool), request)

@@ -60,6 +60,9 @@ class Directory:
     async def samplers(self, pool: str) -> list[pb.RegisterSamplerRequest]:
         return [member.sampler() for member in await self.live(pool, "samplers")]
 
+    async def drained_samplers(self, pool: str) -> frozenset[str]:
+        return frozenset(member.member_id for member in await self.live(pool, "samplers") if member.draining)
+
     async def facts(self, pool: str) -> types.PoolFacts:
         """Raises UnknownId."""
         facts = await self._facts_of(pool).get()

@@ -26,6 +26,7 @@ class Busy:
     running: str = ""
     behind_gap: str = ""
     failed: str = ""
+    loaded: tuple[str, str] | None = None
     spare: str = ""  # a model of its own session that nothing waits for
 
     @classmethod
@@ -54,6 +55,13 @@ class Busy:
         while not all(self._held(engine) for engine in ("trainer", "sampler")):
             assert time.monotonic() < deadline, "the engines never began what holds them"
             await asyncio.sleep(0.02)
+
+    @property
+    def adapter(self) -> tuple[str, str]:
+        """(name, path) of the version its sampler has loaded."""
+        held = [one for sampler in snapshots(self.mesh.scheduler) for one in sampler.snapshots]
+        self.loaded = self.loaded or (held[0].name, held[0].path)
+        return self.loaded
 
     def _held(self, engine: str) -> bool:
         if engine == "trainer":

@@ -389,6 +389,314 @@ class ListSamplersReply(_message.Message):
 Global___ListSamplersReply: _TypeAlias = ListSamplersReply  # noqa: Y015
 
 @_typing.final
+class ListEnginesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """"" = all"""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEnginesRequest: _TypeAlias = ListEnginesRequest  # noqa: Y015
+
+@_typing.final
+class EngineReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    SAMPLER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    MAX_RUNNING_FIELD_NUMBER: _builtins.int
+    MAX_ADAPTERS_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    PARTNERS_FIELD_NUMBER: _builtins.int
+    UNPAIRED_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    sampler_id: _builtins.str
+    incarnation: _builtins.str
+    role: _builtins.str
+    """both, prefill or decode"""
+    draining: _builtins.bool
+    running: _builtins.int
+    """sequences in the engine's batch"""
+    waiting: _builtins.int
+    """in its queue"""
+    max_running: _builtins.int
+    max_adapters: _builtins.int
+    engine: _builtins.str
+    """name and version"""
+    unpaired: _builtins.str
+    """why it has none, "" = it has, or needs none"""
+    problem: _builtins.str
+    """why load and adapters are not known"""
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResidentSnapshot]:
+        """in_use: it is pinned"""
+
+    @_builtins.property
+    def partners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """samplers it can do prefill/decode with"""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        sampler_id: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        role: _builtins.str = ...,
+        draining: _builtins.bool = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        max_running: _builtins.int = ...,
+        max_adapters: _builtins.int = ...,
+        engine: _builtins.str = ...,
+        adapters: _abc.Iterable[Global___ResidentSnapshot] | None = ...,
+        partners: _abc.Iterable[_builtins.str] | None = ...,
+        unpaired: _builtins.str = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "draining", b"draining", "engine", b"engine", "incarnation", b"incarnation", "max_adapters", b"max_adapters", "max_running", b"max_running", "partners", b"partners", "pool", b"pool", "problem", b"problem", "role", b"role", "running", b"running", "sampler_id", b"sampler_id", "unpaired", b"unpaired", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineReport: _TypeAlias = EngineReport  # noqa: Y015
+
+@_typing.final
+class ListEnginesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineReport]: ...
+    def __init__(
+        self,
+        *,
+        engines: _abc.Iterable[Global___EngineReport] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEnginesReply: _TypeAlias = ListEnginesReply  # noqa: Y015
+
+@_typing.final
+class AdminLoadAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    SAMPLER_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    sampler_id: _builtins.str
+    """"" = every sampler of the pool"""
+    name: _builtins.str
+    """<model id>@<version>"""
+    path: _builtins.str
+    """its directory under the store's root"""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        sampler_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "path", b"path", "pool", b"pool", "sampler_id", b"sampler_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminLoadAdapterRequest: _TypeAlias = AdminLoadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class EngineOutcome(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLER_ID_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    sampler_id: _builtins.str
+    changed: _builtins.bool
+    """it was not (or was) loaded before"""
+    problem: _builtins.str
+    """why it is not done, "" = it is"""
+    def __init__(
+        self,
+        *,
+        sampler_id: _builtins.str = ...,
+        changed: _builtins.bool = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "problem", b"problem", "sampler_id", b"sampler_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineOutcome: _TypeAlias = EngineOutcome  # noqa: Y015
+
+@_typing.final
+class AdminLoadAdapterReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def samplers(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineOutcome]: ...
+    def __init__(
+        self,
+        *,
+        samplers: _abc.Iterable[Global___EngineOutcome] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samplers", b"samplers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminLoadAdapterReply: _TypeAlias = AdminLoadAdapterReply  # noqa: Y015
+
+@_typing.final
+class AdminUnloadAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    SAMPLER_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    sampler_id: _builtins.str
+    """"" = every sampler of the pool"""
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        sampler_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "pool", b"pool", "sampler_id", b"sampler_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminUnloadAdapterRequest: _TypeAlias = AdminUnloadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class AdminUnloadAdapterReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def samplers(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineOutcome]: ...
+    def __init__(
+        self,
+        *,
+        samplers: _abc.Iterable[Global___EngineOutcome] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samplers", b"samplers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminUnloadAdapterReply: _TypeAlias = AdminUnloadAdapterReply  # noqa: Y015
+
+@_typing.final
+class DrainSamplerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    SAMPLER_ID_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    sampler_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        sampler_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "sampler_id", b"sampler_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainSamplerRequest: _TypeAlias = DrainSamplerRequest  # noqa: Y015
+
+@_typing.final
+class DrainSamplerReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainSamplerReply: _TypeAlias = DrainSamplerReply  # noqa: Y015
+
+@_typing.final
+class ResumeSamplerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    SAMPLER_ID_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    sampler_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        sampler_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "sampler_id", b"sampler_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeSamplerRequest: _TypeAlias = ResumeSamplerRequest  # noqa: Y015
+
+@_typing.final
+class ResumeSamplerReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeSamplerReply: _TypeAlias = ResumeSamplerReply  # noqa: Y015
+
+@_typing.final
 class ListSlotsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

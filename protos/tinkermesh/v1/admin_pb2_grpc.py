@@ -49,6 +49,31 @@ class AdminStub:
                 request_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListSamplersRequest.SerializeToString,
                 response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListSamplersReply.FromString,
                 _registered_method=True)
+        self.ListEngines = channel.unary_unary(
+                '/tinkermesh.v1.Admin/ListEngines',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListEnginesRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListEnginesReply.FromString,
+                _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/tinkermesh.v1.Admin/LoadAdapter',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.AdminLoadAdapterRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.AdminLoadAdapterReply.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/tinkermesh.v1.Admin/UnloadAdapter',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.AdminUnloadAdapterRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.AdminUnloadAdapterReply.FromString,
+                _registered_method=True)
+        self.DrainSampler = channel.unary_unary(
+                '/tinkermesh.v1.Admin/DrainSampler',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.DrainSamplerRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.DrainSamplerReply.FromString,
+                _registered_method=True)
+        self.ResumeSampler = channel.unary_unary(
+                '/tinkermesh.v1.Admin/ResumeSampler',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.ResumeSamplerRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ResumeSamplerReply.FromString,
+                _registered_method=True)
         self.ListSlots = channel.unary_unary(
                 '/tinkermesh.v1.Admin/ListSlots',
                 request_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListSlotsRequest.SerializeToString,
@@ -137,6 +162,41 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSamplers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEngines(self, request, context):
+        """Samplers with what routing goes by: role, load, adapters and who uses them, drain, partners for prefill/decode.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadAdapter(self, request, context):
+        """Loads one version on one sampler, or on all of the pool; what a prefill or decode sampler refuses a request for.
+        Problems of single samplers are listed, not raised.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Likewise. One with queued or running requests stays, and says so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainSampler(self, request, context):
+        """Nothing further is sent to the sampler, by any replica; what runs there ends. Samples wait when no other is left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeSampler(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -254,6 +314,31 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListSamplers,
                     request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListSamplersRequest.FromString,
                     response_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListSamplersReply.SerializeToString,
+            ),
+            'ListEngines': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEngines,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListEnginesRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListEnginesReply.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.AdminLoadAdapterRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.AdminLoadAdapterReply.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.AdminUnloadAdapterRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.AdminUnloadAdapterReply.SerializeToString,
+            ),
+            'DrainSampler': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainSampler,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.DrainSamplerRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.DrainSamplerReply.SerializeToString,
+            ),
+            'ResumeSampler': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeSampler,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ResumeSamplerRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.ResumeSamplerReply.SerializeToString,
             ),
             'ListSlots': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSlots,
@@ -407,6 +492,141 @@ class Admin:
             '/tinkermesh.v1.Admin/ListSamplers',
             tinkermesh_dot_v1_dot_admin__pb2.ListSamplersRequest.SerializeToString,
             tinkermesh_dot_v1_dot_admin__pb2.ListSamplersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEngines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/ListEngines',
+            tinkermesh_dot_v1_dot_admin__pb2.ListEnginesRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.ListEnginesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/LoadAdapter',
+            tinkermesh_dot_v1_dot_admin__pb2.AdminLoadAdapterRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.AdminLoadAdapterReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/UnloadAdapter',
+            tinkermesh_dot_v1_dot_admin__pb2.AdminUnloadAdapterRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.AdminUnloadAdapterReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainSampler(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/DrainSampler',
+            tinkermesh_dot_v1_dot_admin__pb2.DrainSamplerRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.DrainSamplerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeSampler(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/ResumeSampler',
+            tinkermesh_dot_v1_dot_admin__pb2.ResumeSamplerRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.ResumeSamplerReply.FromString,
             options,
             channel_credentials,
             insecure,

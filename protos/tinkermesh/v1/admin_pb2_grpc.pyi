@@ -36,6 +36,17 @@ class AdminStub:
     ListPools: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminListPoolsRequest, _admin_pb2.AdminListPoolsReply]
     ListTrainers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTrainersRequest, _admin_pb2.ListTrainersReply]
     ListSamplers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSamplersRequest, _admin_pb2.ListSamplersReply]
+    ListEngines: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListEnginesRequest, _admin_pb2.ListEnginesReply]
+    """Samplers with what routing goes by: role, load, adapters and who uses them, drain, partners for prefill/decode."""
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminLoadAdapterRequest, _admin_pb2.AdminLoadAdapterReply]
+    """Loads one version on one sampler, or on all of the pool; what a prefill or decode sampler refuses a request for.
+    Problems of single samplers are listed, not raised.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminUnloadAdapterRequest, _admin_pb2.AdminUnloadAdapterReply]
+    """Likewise. One with queued or running requests stays, and says so."""
+    DrainSampler: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainSamplerRequest, _admin_pb2.DrainSamplerReply]
+    """Nothing further is sent to the sampler, by any replica; what runs there ends. Samples wait when no other is left."""
+    ResumeSampler: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeSamplerRequest, _admin_pb2.ResumeSamplerReply]
     ListSlots: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSlotsRequest, _admin_pb2.ListSlotsReply]
     ListModels: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsReply]
     """Live models of a pool: where their slots stand, what their logs hold."""
@@ -71,6 +82,17 @@ class AdminAsyncStub(AdminStub):
     ListPools: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminListPoolsRequest, _admin_pb2.AdminListPoolsReply]  # type: ignore[assignment]
     ListTrainers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTrainersRequest, _admin_pb2.ListTrainersReply]  # type: ignore[assignment]
     ListSamplers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSamplersRequest, _admin_pb2.ListSamplersReply]  # type: ignore[assignment]
+    ListEngines: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListEnginesRequest, _admin_pb2.ListEnginesReply]  # type: ignore[assignment]
+    """Samplers with what routing goes by: role, load, adapters and who uses them, drain, partners for prefill/decode."""
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminLoadAdapterRequest, _admin_pb2.AdminLoadAdapterReply]  # type: ignore[assignment]
+    """Loads one version on one sampler, or on all of the pool; what a prefill or decode sampler refuses a request for.
+    Problems of single samplers are listed, not raised.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminUnloadAdapterRequest, _admin_pb2.AdminUnloadAdapterReply]  # type: ignore[assignment]
+    """Likewise. One with queued or running requests stays, and says so."""
+    DrainSampler: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainSamplerRequest, _admin_pb2.DrainSamplerReply]  # type: ignore[assignment]
+    """Nothing further is sent to the sampler, by any replica; what runs there ends. Samples wait when no other is left."""
+    ResumeSampler: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeSamplerRequest, _admin_pb2.ResumeSamplerReply]  # type: ignore[assignment]
     ListSlots: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSlotsRequest, _admin_pb2.ListSlotsReply]  # type: ignore[assignment]
     ListModels: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsReply]  # type: ignore[assignment]
     """Live models of a pool: where their slots stand, what their logs hold."""
@@ -121,6 +143,47 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListSamplersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListSamplersReply, _abc.Awaitable[_admin_pb2.ListSamplersReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListEngines(
+        self,
+        request: _admin_pb2.ListEnginesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListEnginesReply, _abc.Awaitable[_admin_pb2.ListEnginesReply]]:
+        """Samplers with what routing goes by: role, load, adapters and who uses them, drain, partners for prefill/decode."""
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _admin_pb2.AdminLoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AdminLoadAdapterReply, _abc.Awaitable[_admin_pb2.AdminLoadAdapterReply]]:
+        """Loads one version on one sampler, or on all of the pool; what a prefill or decode sampler refuses a request for.
+        Problems of single samplers are listed, not raised.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _admin_pb2.AdminUnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AdminUnloadAdapterReply, _abc.Awaitable[_admin_pb2.AdminUnloadAdapterReply]]:
+        """Likewise. One with queued or running requests stays, and says so."""
+
+    @_abc_1.abstractmethod
+    def DrainSampler(
+        self,
+        request: _admin_pb2.DrainSamplerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainSamplerReply, _abc.Awaitable[_admin_pb2.DrainSamplerReply]]:
+        """Nothing further is sent to the sampler, by any replica; what runs there ends. Samples wait when no other is left."""
+
+    @_abc_1.abstractmethod
+    def ResumeSampler(
+        self,
+        request: _admin_pb2.ResumeSamplerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ResumeSamplerReply, _abc.Awaitable[_admin_pb2.ResumeSamplerReply]]: ...
 
     @_abc_1.abstractmethod
     def ListSlots(

@@ -32,8 +32,16 @@ class Changes:
         """Raises InvalidInput, UnknownId."""
         _check_name("pool", pool)
         _check_name("trainer_id", trainer_id)
-        with _audited("drain" if on else "resume", peer, pool=pool, trainer=trainer_id):
+        with audited("drain" if on else "resume", peer, pool=pool, trainer=trainer_id):
             await self._registry.drain(pool, trainer_id, on=on)
+        self._directory.refresh(pool)
+
+    async def drain_sampler(self, pool: str, sampler_id: str, peer: str, *, on: bool) -> None:
+        """Raises InvalidInput, UnknownId."""
+        _check_name("pool", pool)
+        _check_name("sampler_id", sampler_id)
+        with audited("drain" if on else "resume", peer, pool=pool, sampler=sampler_id):
+            await self._registry.drain(pool, sampler_id, on=on, kind="samplers")
         self._directory.refresh(pool)
 
     async def evict(self, request: pb.EvictModelRequest, peer: str) -> str:
@@ -42,7 +50,7 @@ class Changes:
         _check_name("model_id", request.model_id)
         said = "close" if request.close else "unseat"
         reason = _reason(request) if request.close else request.reason[:LONGEST_REASON]
-        with _audited(said, peer, pool=request.pool, model=request.model_id, reason=reason):
+        with audited(said, peer, pool=request.pool, model=request.model_id, reason=reason):
             pool = request.pool or await self._pool_of(request.model_id)
             if request.close:
                 return await self._store.close(pool, request.model_id, f"closed by the operator: {reason}")
@@ -51,7 +59,7 @@ class Changes:
 
     async def requeue(self, request_id: str, peer: str) -> int:
         """How many requests wait again. Raises UnknownId, InUse."""
-        with _audited("requeue", peer, request=request_id):
+        with audited("requeue", peer, request=request_id):
             return await self._store.requeue(parse_request_id(request_id))
 
     async def _pool_of(self, model_id: str) -> str:
@@ -78,7 +86,8 @@ def _reason(request: pb.EvictModelRequest) -> str:
 
 
 @contextmanager
-def _audited(what: str, peer: str, **subject: str) -> Iterator[None]:
+def audited(what: str, peer: str, **subject: str) -> Iterator[None]:
+    """Around a change: one line in the audit log, of a refusal too."""
     fields = {"op": what, "peer": peer, **{name: value[:LONGEST_REASON] for name, value in subject.items() if value}}
     try:
         yield

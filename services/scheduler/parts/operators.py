@@ -8,6 +8,7 @@ from services.scheduler.dispatch.durable_sweeper import DurableSweeper
 from services.scheduler.explanations import Explainer
 from services.scheduler.operations.changes import Changes
 from services.scheduler.operations.durable_points import DurablePointList
+from services.scheduler.operations.engines import Engines
 from services.scheduler.operations.gc import GcPlan, Times
 from services.scheduler.operations.leases import Leases
 from services.scheduler.operations.snapshots import SnapshotList
@@ -42,6 +43,7 @@ def make_admin(ground: Ground, results: Results, explainer: Explainer, fleet: Fl
         leases=Leases(overview, registry, ground.session_store, lease_ms=ms(settings.lease_seconds)),
         durable_points=DurablePointList(overview, DurableBook(ground.redis)),
         snapshots=SnapshotList(fleet),
+        engines=Engines(fleet),
         gc=_make_gc(ground, overview),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, Protocol
 
 from tinkermesh.v1 import scheduler_pb2
@@ -12,6 +12,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import TinkermeshError
 from services.scheduler.sampling.link import SamplerLink
+from services.scheduler.sampling.pairing import problems
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,10 @@ class SamplerDirectory(Protocol):
         """The live samplers of `pool`."""
         ...
 
+    async def drained_samplers(self, pool: str) -> Collection[str]:
+        """Ids of those that get nothing more."""
+        ...
+
 
 class Fleet:
     def __init__(self, directory: SamplerDirectory, *, load_seconds: float = LOAD_SECONDS) -> None:
@@ -30,6 +35,7 @@ class Fleet:
         self._load_seconds = load_seconds
         self._links: dict[str, dict[tuple[str, str], SamplerLink]] = {}
         self._freed = asyncio.Event()
+        self._unpaired: dict[str, dict[str, str]] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     async def links(self, pool: str) -> list[SamplerLink]:
@@ -41,9 +47,19 @@ class Fleet:
         for identity, registration in live.items():
             if identity not in held:
                 held[identity] = SamplerLink(registration, load_seconds=self._load_seconds, freed=self._freed)
+        drained = await self._directory.drained_samplers(pool)
         for link in held.values():
+            link.draining = link.sampler_id in drained
             link.look()
+        self._tell_unpaired(pool, list(held.values()))
         return list(held.values())
+
+    def _tell_unpaired(self, pool: str, links: list[SamplerLink]) -> None:
+        found = problems(links)
+        if found != self._unpaired.get(pool, {}):
+            self._unpaired[pool] = found
+            for sampler_id, why in found.items():
+                log.warning("pool %s: sampler %s has no partner: %s", pool, sampler_id, why)
 
     async def change(self, seconds: float) -> None:
         """Until a sampler got room here, at most `seconds`; nothing that happens after the call began is missed."""

@@ -54,6 +54,8 @@ class SamplerLink:
         self._suspect_until = 0.0
         self._on_probation = False
         self._closed = False
+        self.draining = False
+        """An operator wants nothing more to be sent to it."""
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -73,7 +75,7 @@ class SamplerLink:
 
     @property
     def usable(self) -> bool:
-        return asyncio.get_running_loop().time() >= self._suspect_until
+        return not self.draining and asyncio.get_running_loop().time() >= self._suspect_until
 
     @property
     def resident(self) -> set[str]:
@@ -166,13 +168,33 @@ class SamplerLink:
     async def _look(self) -> None:
         own = self.load_now.in_flight
         try:
+            told = await self.describe()
+        except TinkermeshError:
+            return  # what was told last is not believed for long
+        self.load_now.told(told.running + told.waiting, own)
+
+    async def describe(self) -> pb.SamplerDescription:
+        """Raises its error, Unavailable."""
+        try:
             with self._open_or_away():
                 told: pb.SamplerDescription = await self._stub.Describe(
                     pb.DescribeSamplerRequest(), timeout=DESCRIBE_SECONDS
                 )
-        except (grpc.aio.AioRpcError, Unavailable):
-            return  # what was told last is not believed for long
-        self.load_now.told(told.running + told.waiting, own)
+        except grpc.aio.AioRpcError as error:
+            raise self._told(error) from error
+        return told
+
+    async def unload(self, name: str) -> bool:
+        """False = it was not loaded. Raises InUse, Unavailable."""
+        self.forget(name)
+        try:
+            with self._open_or_away():
+                reply: pb.UnloadAdapterReply = await self._stub.UnloadAdapter(
+                    pb.UnloadAdapterRequest(name=name), timeout=LIST_SECONDS
+                )
+        except grpc.aio.AioRpcError as error:
+            raise self._told(error) from error
+        return reply.was_loaded
 
     async def abort(self, request_id: str) -> None:
         """A failure is logged: the sampler's own deadline ends what this could not."""

@@ -101,7 +101,7 @@ class Placements:
     ) -> TinkermeshError:
         names = ", ".join(sorted(link.sampler_id for link in links))
         if not any(link.usable for link in links):
-            return Unavailable(f"stage 'place': no sampler of pool {wanted.pool} can be reached ({names})")
+            return Unavailable(f"stage 'place': every sampler of pool {wanted.pool} is away or drained ({names})")
         why = "".join(f"; {error.message}" for error in refused.values())
         return Busy(f"stage 'place': no room for {wanted.sequences} sequences in time on {names}{why}; retry later")
 

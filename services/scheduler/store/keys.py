@@ -153,6 +153,11 @@ def draining(pool: str) -> str:
     return _pool(pool, "draining")
 
 
+def draining_samplers(pool: str) -> str:
+    """Set of sampler ids that get nothing more."""
+    return _pool(pool, "draining_samplers")
+
+
 def samplers(pool: str) -> str:
     """Hash sampler id -> JSON: incarnation, since_ms, seen_ms, registration."""
     return _pool(pool, "samplers")

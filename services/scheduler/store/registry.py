@@ -78,9 +78,9 @@ class RegistryStore:
         before = b"" if current is None else _stable(current)
         return bool(await self._call("registry_set_facts", [keys.pool_prefix(pool)], before, _stable(wanted)))
 
-    async def drain(self, pool: str, trainer_id: str, *, on: bool) -> None:
+    async def drain(self, pool: str, member_id: str, *, on: bool, kind: Kind = "trainers") -> None:
         """Raises UnknownId."""
-        await self._call("registry_drain", [keys.pool_prefix(pool)], trainer_id, int(on))
+        await self._call("registry_drain", [keys.pool_prefix(pool)], member_id, int(on), kind)
 
     async def pools(self) -> list[str]:
         with reaching_redis():

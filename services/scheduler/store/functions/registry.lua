@@ -42,10 +42,14 @@ register('registry_renew', function(keys, args)
   return fresh
 end)
 
+local function draining_key(prefix, kind)
+  return prefix .. (kind == 'samplers' and ':draining_samplers' or ':draining')
+end
+
 -- KEYS: pool prefix. ARGV: trainers|samplers. Answers {now, {id, entry, …}, {draining ids}}.
 register('registry_list', function(keys, args)
   local members = redis.call('HGETALL', keys[1] .. ':' .. args[1])
-  local draining = redis.call('SMEMBERS', keys[1] .. ':draining')
+  local draining = redis.call('SMEMBERS', draining_key(keys[1], args[1]))
   return { int(now_ms()), members, draining }
 end)
 
@@ -59,16 +63,18 @@ register('registry_set_facts', function(keys, args)
   return 1
 end)
 
--- KEYS: pool prefix. ARGV: trainer id, 1 = drain, 0 = resume.
+-- KEYS: pool prefix. ARGV: id, 1 = drain, 0 = resume, trainers|samplers.
 register('registry_drain', function(keys, args)
-  if redis.call('HEXISTS', keys[1] .. ':trainers', args[1]) == 0 then
-    return refuse('unknown_id', 'trainer_id ' .. args[1] .. ' is not registered in this pool')
+  local kind = args[3] or 'trainers'
+  if redis.call('HEXISTS', keys[1] .. ':' .. kind, args[1]) == 0 then
+    local field = kind == 'samplers' and 'sampler_id ' or 'trainer_id '
+    return refuse('unknown_id', field .. args[1] .. ' is not registered in this pool')
   end
   if args[2] == '1' then
-    redis.call('SADD', keys[1] .. ':draining', args[1])
+    redis.call('SADD', draining_key(keys[1], kind), args[1])
   else
-    redis.call('SREM', keys[1] .. ':draining', args[1])
+    redis.call('SREM', draining_key(keys[1], kind), args[1])
   end
-  publish_ready(keys[1], 'trainer')
+  publish_ready(keys[1], kind == 'samplers' and 'sample' or 'trainer')
   return 1
 end)

@@ -33,10 +33,14 @@ class Directory:
     """fleet.SamplerDirectory: those a test registered."""
 
     def __init__(self) -> None:
+        self.drained: set[str] = set()
         self.registrations: list[scheduler_pb2.RegisterSamplerRequest] = []
 
     async def samplers(self, pool: str) -> list[scheduler_pb2.RegisterSamplerRequest]:
         return self.registrations
+
+    async def drained_samplers(self, pool: str) -> set[str]:
+        return self.drained
 
 
 class Place:

@@ -168,6 +168,23 @@ async def test_a_sampler_that_is_away_is_passed_over(place: Place) -> None:
     assert (len(away.streams), len(here.streams)) == (0, 1)
 
 
+async def test_a_drained_sampler_gets_nothing_until_it_is_admitted_again(place: Place) -> None:
+    drained, other = await place.sampler("a"), await place.sampler("b")
+    async with place.placements.place(wanted(), LONG) as running:
+        assert running.sampler_ids == ("a",)
+        place.directory.drained = {"a"}
+        await generated(place)
+        assert len([chunk async for chunk in running.stream(asked(), LONG)]) == 3  # what runs there ends there
+    assert (len(drained.streams), len(other.streams)) == (1, 1)
+    place.directory.drained = {"a", "b"}
+    with pytest.raises(Unavailable, match=r"every sampler of pool double is away or drained \(a, b\)"):
+        async with place.placements.place(wanted(), 0.1):
+            pass
+    place.directory.drained = {"b"}
+    await generated(place)
+    assert (len(drained.streams), len(other.streams)) == (2, 1)
+
+
 async def test_sequences_of_other_replicas_count_as_load(place: Place) -> None:
     busy, idle = await place.sampler("a"), await place.sampler("b")
     busy.described = (40, 5)
