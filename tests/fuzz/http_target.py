@@ -19,7 +19,7 @@ from services.common.keyring import Keyring, load_pepper
 from services.gateway.settings import Settings
 from tests.contract.gateway.conftest import running
 from tests.contract.gateway.fake_scheduler import FakeScheduler
-from tests.contract.gateway.test_fuzz import good_bodies
+from tests.contract.gateway.test_fuzz import good_bodies, openai_bodies
 from tests.contract.gateway.wire_forms import to_protobuf, to_zstd
 from tests.fuzz.structured import json_or_bytes, protobuf_or_bytes, zstd_or_bytes
 from tests.fuzz.targets import GATEWAY, Finding, Target
@@ -81,6 +81,12 @@ def _mutate(rng: random.Random, seed: bytes, others: list[bytes]) -> bytes:
     return head + change(rng, seed[2:], [other[2:] for other in others])
 
 
+def _said(answer: httpx.Response) -> str:
+    """Why a request was refused, in either surface's shape."""
+    told = answer.json()
+    return str(told.get("detail") or told.get("error", {}).get("message", ""))
+
+
 class _Driver:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient, scheduler: FakeScheduler, routes: list[str]
@@ -104,16 +110,18 @@ class _Driver:
         self._forget()
         if answer.status_code >= 500 or answer.status_code in NEVER:
             raise Finding(f"{path} answered {answer.status_code}: {answer.text[:300]}")
-        if answer.status_code >= 400 and not answer.json().get("detail") and answer.status_code != 408:
+        if answer.status_code >= 400 and not _said(answer) and answer.status_code != 408:
             raise Finding(f"{path} answered {answer.status_code} without a text")
 
     def _forget(self) -> None:
         """Accepted requests must not fill the double's memory, nor its keys conflict."""
         self._scheduler.rows.clear()
         self._scheduler.requests.clear()
+        self._scheduler.completions.asked.clear()
 
     def seeds(self, session: str, model: str, sampler: str) -> Iterator[bytes]:
         known = {f"/api/v1/{name}": body for name, body in good_bodies(session, model, sampler).items()}
+        known |= {f"/oai/api/v1/{name}": body for name, body in openai_bodies().items()}
         for number, path in enumerate(self._routes):
             yield bytes((number, 0)) + msgspec.json.encode(known.get(path, {}))
         batch = self._routes.index("/api/v1/forward_backward")

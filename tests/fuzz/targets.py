@@ -19,11 +19,13 @@ import zstandard
 from services.common.datum_blocks import block_offsets
 from services.common.errors import UserError
 from services.gateway import wire as wire_package
-from services.gateway.routes import batches
+from services.gateway.openai.errors import error_object
+from services.gateway.routes import batches, openai
 from services.gateway.settings import Limits
 from services.gateway.wire import json_body, tensors, zstd
 from tests.contract.gateway import wire_forms as forms
 from tests.contract.gateway.submitted import facts
+from tests.contract.gateway.test_fuzz import openai_bodies
 from tests.fuzz import csr_reference
 from tests.fuzz.mutate import mutated
 from tests.fuzz.structured import json_or_bytes, protobuf_or_bytes, zstd_or_bytes
@@ -66,6 +68,7 @@ def decoders() -> dict[str, Target]:
         ),
         Target("zstd", run_zstd, tuple(_zstd_seeds()), folders, 2 * ZSTD.free_bytes + 8 * MEBIBYTE, zstd_or_bytes),
         Target("csr", run_csr, tuple(_csr_seeds()), folders),
+        Target("openai", run_openai, tuple(_openai_seeds()), (GATEWAY / "openai",), mutate=_mutate_openai),
     )
     return {target.name: target for target in made}
 
@@ -139,6 +142,38 @@ def _protobuf_seeds() -> Iterator[bytes]:
 
 def _json_seeds() -> Iterator[bytes]:
     yield from (msgspec.json.encode(request) for request in _requests())
+
+
+# ---- OpenAI's bodies -----------------------------------------------------------------------
+
+
+def run_openai(data: bytes) -> None:
+    """The first byte says of which route. What is accepted is within the bounds, and every refusal has its shape."""
+    prepare = openai._chat if data[:1] == b"c" else openai._completion
+    try:
+        request, wish = prepare(data[1:], LIMITS)
+    except UserError as error:
+        if set(error_object(error)) != {"message", "type", "param", "code"} or not error.message:
+            raise Finding("a refusal without OpenAI's shape") from error
+        return
+    if not 1 <= len(request.prompts) * wish.per_prompt <= LIMITS.max_samples:
+        raise Finding(f"{len(request.prompts)} prompts with n {wish.per_prompt} were accepted")
+    if request.body.topk_sample_logprobs > LIMITS.max_topk_logprobs or not 0 < request.body.top_p <= 1:
+        raise Finding(f"accepted: {request.body}")
+    if any(len(prompt.tokens) % 4 for prompt in request.prompts):
+        raise Finding("a prompt of ids that are no int32")
+    request.SerializeToString()
+
+
+def _mutate_openai(rng: random.Random, seed: bytes, others: list[bytes]) -> bytes:
+    return seed[:1] + json_or_bytes(rng, seed[1:], [other[1:] for other in others])
+
+
+def _openai_seeds() -> Iterator[bytes]:
+    for route, body in openai_bodies().items():
+        yield (b"c" if route.startswith("chat") else b"t") + msgspec.json.encode(body)
+    yield b"t" + msgspec.json.encode({"model": "m", "prompt": "text", "echo": True, "suffix": None})
+    yield b"t" + msgspec.json.encode({"model": "m", "prompt": [1, 2, 3], "stop": "x", "max_tokens": None})
 
 
 # ---- single decoders -----------------------------------------------------------------------

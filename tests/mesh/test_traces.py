@@ -149,6 +149,27 @@ async def test_a_save_is_traced_to_its_publication_and_push_and_a_sample_to_the_
     assert named(spans, "settle").attributes["request_id"] == sampled
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_chat_is_one_trace_from_its_post_to_the_sampler(
+    traced: MeshProcesses, client: WireClient, receiver: Receiver, stream: bool
+) -> None:
+    one, route = Traced(client), "/oai/api/v1/chat/completions"
+    messages = [{"role": "user", "content": "x"}]
+    body = {"model": BASE_MODEL, "messages": messages, "max_tokens": 4, "stream": stream}
+    await one.post(f"{traced.base_url}{route}", body)
+    stages = (f"sampler: {SAMPLER}SampleStream", "scheduler: generation", "scheduler: generation.tokenize")
+    spans = receiver.wait_trace(one.trace_id, *stages, f"gateway: POST {route}")
+    asked = [f"{who}: /tinkermesh.v1.Completions/Generate" for who in ("scheduler", "gateway")]
+    above = ["scheduler: generation", *asked, f"gateway: POST {route}"]
+    told = [f"sampler: {SAMPLER}SampleStream", f"scheduler: {SAMPLER}SampleStream"]
+    assert chain(spans, named(spans, f"{SAMPLER}SampleStream", "sampler")) == [*told, *above]
+    assert chain(spans, named(spans, "generation.tokenize")) == ["scheduler: generation.tokenize", *above]
+    root = named(spans, f"POST {route}", "gateway")
+    assert str(root.attributes["tinkermesh.completion_id"]).startswith("chatcmpl-")
+    assert root.attributes["tinkermesh.streamed"] is stream
+    check_whole(spans)
+
+
 async def test_a_packed_unit_links_the_requests_of_both_tenants(
     traced: MeshProcesses, client: WireClient, receiver: Receiver
 ) -> None:
