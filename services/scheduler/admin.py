@@ -26,6 +26,7 @@ from services.scheduler.admin_reports import (
     session_report,
     slot_report,
 )
+from services.scheduler.directory import VALID_MS
 from services.scheduler.explanations import Explainer
 from services.scheduler.operations.changes import Changes
 from services.scheduler.operations.durable_points import DurablePointList
@@ -35,6 +36,7 @@ from services.scheduler.operations.leases import Leases
 from services.scheduler.operations.paging import LARGEST_LIMIT, arrivals_cursor, arrivals_of, bounded, page_of
 from services.scheduler.operations.snapshots import SnapshotList
 from services.scheduler.results import Results
+from services.scheduler.sampling.pairing import problems
 from services.scheduler.store.overview import Overview, Row
 from services.scheduler.store.registry import RegistryStore
 from services.scheduler.store.sampling import SamplingStore
@@ -98,7 +100,9 @@ class Admin(admin_pb2_grpc.AdminServicer):
         reply = pb.ListSamplersReply()
         for pool in await self._pools(request.pool):
             counts = await self._samples.running_counts(pool)
-            for member in await self._registry.members(pool, "samplers"):
+            members = await self._registry.members(pool, "samplers")
+            unpaired = problems([member.sampler() for member in members if member.seen_ms_ago <= VALID_MS])
+            for member in members:
                 registration = member.sampler()
                 reply.samplers.add(
                     pool=pool,
@@ -108,6 +112,8 @@ class Admin(admin_pb2_grpc.AdminServicer):
                     role=registration.role,
                     seen_ms_ago=member.seen_ms_ago,
                     in_flight=counts.get(member.member_id, 0),
+                    draining=member.draining,
+                    unpaired=unpaired.get(member.member_id, ""),
                 )
         return reply
 

@@ -342,6 +342,8 @@ class SamplerReport(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     SEEN_MS_AGO_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    UNPAIRED_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     sampler_id: _builtins.str
     incarnation: _builtins.str
@@ -349,6 +351,9 @@ class SamplerReport(_message.Message):
     role: _builtins.str
     seen_ms_ago: _builtins.int
     in_flight: _builtins.int
+    draining: _builtins.bool
+    unpaired: _builtins.str
+    """why a live prefill or decode sampler has no partner, "" = it has, or needs none"""
     def __init__(
         self,
         *,
@@ -359,10 +364,12 @@ class SamplerReport(_message.Message):
         role: _builtins.str = ...,
         seen_ms_ago: _builtins.int = ...,
         in_flight: _builtins.int = ...,
+        draining: _builtins.bool = ...,
+        unpaired: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "in_flight", b"in_flight", "incarnation", b"incarnation", "pool", b"pool", "role", b"role", "sampler_id", b"sampler_id", "seen_ms_ago", b"seen_ms_ago"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "in_flight", b"in_flight", "incarnation", b"incarnation", "pool", b"pool", "role", b"role", "sampler_id", b"sampler_id", "seen_ms_ago", b"seen_ms_ago", "unpaired", b"unpaired"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tinkermesh.v1 import types_pb2 as tinkermesh_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftinkermesh/v1/completions.proto\x12\rtinkermesh.v1\x1a\x19tinkermesh/v1/types.proto\";\n\x17\x43ompletionModelsRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"_\n\x0f\x43ompletionModel\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bmax_context\x18\x02 \x01(\r\x12\x17\n\x0f\x63reated_unix_ms\x18\x03 \x01(\x03\x12\x12\n\nbase_model\x18\x04 \x01(\t\"B\n\x10\x43ompletionModels\x12.\n\x06models\x18\x01 \x03(\x0b\x32\x1e.tinkermesh.v1.CompletionModel\"d\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x10\n\x06tokens\x18\x02 \x01(\x0cH\x00\x12\x13\n\tchat_json\x18\x03 \x01(\tH\x00\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08\x42\x07\n\x05input\"\xb6\x02\n\x0fGenerateRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x15\n\rcompletion_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12&\n\x07prompts\x18\x04 \x03(\x0b\x32\x15.tinkermesh.v1.Prompt\x12\'\n\x04\x62ody\x18\x05 \x01(\x0b\x32\x19.tinkermesh.v1.SampleBody\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0e\x64\x65\x66\x61ult_tokens\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x13\n\x0bwith_pieces\x18\x08 \x01(\x08\x12\x10\n\x08\x61\x66\x66inity\x18\t \x01(\t\x12\x1a\n\x12with_prompt_pieces\x18\n \x01(\x08\x42\r\n\x0b_max_tokensB\x11\n\x0f_default_tokens\"{\n\rGenerateEvent\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32\x1e.tinkermesh.v1.GenerateStartedH\x00\x12.\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1d.tinkermesh.v1.GeneratedChunkH\x00\x42\x07\n\x05\x65vent\"C\n\rStartedPrompt\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x0e\n\x06pieces\x18\x03 \x03(\x0c\"@\n\x0fGenerateStarted\x12-\n\x07prompts\x18\x01 \x03(\x0b\x32\x1c.tinkermesh.v1.StartedPrompt\"\xe4\x01\n\x0eGeneratedChunk\x12\x0e\n\x06prompt\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\x10\n\x08logprobs\x18\x04 \x01(\x0c\x12+\n\x04topk\x18\x05 \x01(\x0b\x32\x18.tinkermesh.v1.TopkTableH\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x0e\n\x06\x66inish\x18\x07 \x01(\t\x12\x15\n\rcached_tokens\x18\x08 \x01(\r\x12\x0e\n\x06pieces\x18\t \x03(\x0c\x12\x13\n\x0btopk_pieces\x18\n \x03(\x0c\x42\x07\n\x05_topk2\xac\x01\n\x0b\x43ompletions\x12Q\n\x06Models\x12&.tinkermesh.v1.CompletionModelsRequest\x1a\x1f.tinkermesh.v1.CompletionModels\x12J\n\x08Generate\x12\x1e.tinkermesh.v1.GenerateRequest\x1a\x1c.tinkermesh.v1.GenerateEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftinkermesh/v1/completions.proto\x12\rtinkermesh.v1\x1a\x19tinkermesh/v1/types.proto\";\n\x17\x43ompletionModelsRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"_\n\x0f\x43ompletionModel\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bmax_context\x18\x02 \x01(\r\x12\x17\n\x0f\x63reated_unix_ms\x18\x03 \x01(\x03\x12\x12\n\nbase_model\x18\x04 \x01(\t\"B\n\x10\x43ompletionModels\x12.\n\x06models\x18\x01 \x03(\x0b\x32\x1e.tinkermesh.v1.CompletionModel\"d\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x10\n\x06tokens\x18\x02 \x01(\x0cH\x00\x12\x13\n\tchat_json\x18\x03 \x01(\tH\x00\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08\x42\x07\n\x05input\"\xca\x02\n\x0fGenerateRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x15\n\rcompletion_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12&\n\x07prompts\x18\x04 \x03(\x0b\x32\x15.tinkermesh.v1.Prompt\x12\'\n\x04\x62ody\x18\x05 \x01(\x0b\x32\x19.tinkermesh.v1.SampleBody\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0e\x64\x65\x66\x61ult_tokens\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x13\n\x0bwith_pieces\x18\x08 \x01(\x08\x12\x10\n\x08\x61\x66\x66inity\x18\t \x01(\t\x12\x1a\n\x12with_prompt_pieces\x18\n \x01(\x08\x12\x12\n\nat_the_end\x18\x0b \x01(\x08\x42\r\n\x0b_max_tokensB\x11\n\x0f_default_tokens\"{\n\rGenerateEvent\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32\x1e.tinkermesh.v1.GenerateStartedH\x00\x12.\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1d.tinkermesh.v1.GeneratedChunkH\x00\x42\x07\n\x05\x65vent\"C\n\rStartedPrompt\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x0e\n\x06pieces\x18\x03 \x03(\x0c\"@\n\x0fGenerateStarted\x12-\n\x07prompts\x18\x01 \x03(\x0b\x32\x1c.tinkermesh.v1.StartedPrompt\"\xe4\x01\n\x0eGeneratedChunk\x12\x0e\n\x06prompt\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\x10\n\x08logprobs\x18\x04 \x01(\x0c\x12+\n\x04topk\x18\x05 \x01(\x0b\x32\x18.tinkermesh.v1.TopkTableH\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x0e\n\x06\x66inish\x18\x07 \x01(\t\x12\x15\n\rcached_tokens\x18\x08 \x01(\r\x12\x0e\n\x06pieces\x18\t \x03(\x0c\x12\x13\n\x0btopk_pieces\x18\n \x03(\x0c\x42\x07\n\x05_topk2\xac\x01\n\x0b\x43ompletions\x12Q\n\x06Models\x12&.tinkermesh.v1.CompletionModelsRequest\x1a\x1f.tinkermesh.v1.CompletionModels\x12J\n\x08Generate\x12\x1e.tinkermesh.v1.GenerateRequest\x1a\x1c.tinkermesh.v1.GenerateEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,15 +41,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROMPT']._serialized_start=303
   _globals['_PROMPT']._serialized_end=403
   _globals['_GENERATEREQUEST']._serialized_start=406
-  _globals['_GENERATEREQUEST']._serialized_end=716
-  _globals['_GENERATEEVENT']._serialized_start=718
-  _globals['_GENERATEEVENT']._serialized_end=841
-  _globals['_STARTEDPROMPT']._serialized_start=843
-  _globals['_STARTEDPROMPT']._serialized_end=910
-  _globals['_GENERATESTARTED']._serialized_start=912
-  _globals['_GENERATESTARTED']._serialized_end=976
-  _globals['_GENERATEDCHUNK']._serialized_start=979
-  _globals['_GENERATEDCHUNK']._serialized_end=1207
-  _globals['_COMPLETIONS']._serialized_start=1210
-  _globals['_COMPLETIONS']._serialized_end=1382
+  _globals['_GENERATEREQUEST']._serialized_end=736
+  _globals['_GENERATEEVENT']._serialized_start=738
+  _globals['_GENERATEEVENT']._serialized_end=861
+  _globals['_STARTEDPROMPT']._serialized_start=863
+  _globals['_STARTEDPROMPT']._serialized_end=930
+  _globals['_GENERATESTARTED']._serialized_start=932
+  _globals['_GENERATESTARTED']._serialized_end=996
+  _globals['_GENERATEDCHUNK']._serialized_start=999
+  _globals['_GENERATEDCHUNK']._serialized_end=1227
+  _globals['_COMPLETIONS']._serialized_start=1230
+  _globals['_COMPLETIONS']._serialized_end=1402
 # @@protoc_insertion_point(module_scope)

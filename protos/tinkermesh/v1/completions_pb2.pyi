@@ -141,6 +141,7 @@ class GenerateRequest(_message.Message):
     WITH_PIECES_FIELD_NUMBER: _builtins.int
     AFFINITY_FIELD_NUMBER: _builtins.int
     WITH_PROMPT_PIECES_FIELD_NUMBER: _builtins.int
+    AT_THE_END_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     completion_id: _builtins.str
     """of the answer, for logs and traces"""
@@ -156,6 +157,8 @@ class GenerateRequest(_message.Message):
     """requests of a tenant with one key go to one sampler while it has room"""
     with_prompt_pieces: _builtins.bool
     """`started` names the bytes of each prompt token"""
+    at_the_end: _builtins.bool
+    """nobody sees a chunk before the last one: what breaks before may begin anew"""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prompt]: ...
     @_builtins.property
@@ -175,10 +178,11 @@ class GenerateRequest(_message.Message):
         with_pieces: _builtins.bool = ...,
         affinity: _builtins.str = ...,
         with_prompt_pieces: _builtins.bool = ...,
+        at_the_end: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_default_tokens", b"_default_tokens", "_max_tokens", b"_max_tokens", "body", b"body", "default_tokens", b"default_tokens", "max_tokens", b"max_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_tokens", b"_default_tokens", "_max_tokens", b"_max_tokens", "affinity", b"affinity", "body", b"body", "completion_id", b"completion_id", "default_tokens", b"default_tokens", "max_tokens", b"max_tokens", "model", b"model", "prompts", b"prompts", "tenant_id", b"tenant_id", "with_pieces", b"with_pieces", "with_prompt_pieces", b"with_prompt_pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_tokens", b"_default_tokens", "_max_tokens", b"_max_tokens", "affinity", b"affinity", "at_the_end", b"at_the_end", "body", b"body", "completion_id", b"completion_id", "default_tokens", b"default_tokens", "max_tokens", b"max_tokens", "model", b"model", "prompts", b"prompts", "tenant_id", b"tenant_id", "with_pieces", b"with_pieces", "with_prompt_pieces", b"with_prompt_pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__default_tokens: _TypeAlias = _typing.Literal["default_tokens"]  # noqa: Y015
     _WhichOneofArgType__default_tokens: _TypeAlias = _typing.Literal["_default_tokens", b"_default_tokens"]  # noqa: Y015

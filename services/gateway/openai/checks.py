@@ -93,6 +93,7 @@ def _request(body: Sampling, logprobs: int | None, limits: Limits, *, echo: bool
     if body.seed is not None:
         sample.seed = body.seed
     request = pb.GenerateRequest(model=body.model, body=sample, with_pieces=logprobs is not None)
+    request.at_the_end = not body.stream
     request.affinity = (body.prompt_cache_key or "")[:MAX_NAME]
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     wish = Wish(

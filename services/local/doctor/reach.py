@@ -86,12 +86,23 @@ def _engines(pool: pb.AdminPool, seen: Overview) -> Iterator[Finding]:
         yield error(name, "no live trainer: training waits", "start its trainer, or see why its log says it ended")
     elif all(one.draining for one in alive):
         yield warning(name, "its trainer is drained: training waits", "Admin/ResumeTrainer (docs/operate.md)")
-    if not any(one.pool == pool.facts.pool and one.seen_ms_ago <= SILENT_MS for one in seen.samplers):
-        yield note(name, "no live sampler: samples wait or are refused", "start one where clients are to sample")
+    yield from _samplers(name, [one for one in seen.samplers if one.pool == pool.facts.pool])
     broken = [slot.slot for slot in seen.slots if slot.pool == pool.facts.pool and slot.state == "quarantined"]
     if broken:
         remedy = "their unload is repeated by itself; if they stay, restart the trainer: models come back by themselves"
         yield warning(name, f"slots {', '.join(map(str, broken))} are quarantined", remedy)
+
+
+def _samplers(name: str, samplers: list[pb.SamplerReport]) -> Iterator[Finding]:
+    alive = [one for one in samplers if one.seen_ms_ago <= SILENT_MS]
+    if not alive:
+        yield note(name, "no live sampler: samples wait or are refused", "start one where clients are to sample")
+    elif all(one.draining for one in alive):
+        yield warning(name, "all its samplers are drained: samples wait", "Admin/ResumeSampler (docs/operate.md)")
+    for one in alive:
+        if one.unpaired:
+            remedy = "start a partner with the same model, settings and tier: prefill and decode samplers work in pairs"
+            yield warning(name, f"{one.role} sampler {one.sampler_id} has no partner: {one.unpaired}", remedy)
 
 
 def gateway(base_url: str, key: str) -> Iterator[Finding]:

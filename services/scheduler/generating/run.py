@@ -91,6 +91,7 @@ class Run:
             sequences=body.num_samples,
             prompt=body.prompt_tokens,
             affinity=f"{self._request.tenant_id} {affinity}" if affinity else "",
+            at_once=not self._request.at_the_end,
         )
         async with self._parts.generations.place(wanted, times.place) as generation:
             try:

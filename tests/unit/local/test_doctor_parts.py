@@ -6,8 +6,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tinkermesh.v1 import admin_pb2
 
-from services.local.doctor import engines, model_dir
+from services.local.doctor import engines, model_dir, reach
 from services.trainer.megatron.architecture import SUPPORTED
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,3 +50,24 @@ def test_an_engine_that_cannot_be_imported_is_found(tmp_path: Path, monkeypatch:
     assert found["engine safetensors import"].level == "error"
     assert "its library is missing" in found["engine safetensors import"].text
     assert found["engine torch import"].level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("fields", "level", "text"),
+    [
+        ({}, "", ""),
+        ({"seen_ms_ago": 60_000}, "note", "no live sampler"),
+        ({"draining": True}, "warning", "drained"),
+        (
+            {"role": "decode", "unpaired": "one: dtype differs"},
+            "warning",
+            "decode sampler two has no partner: one: dtype",
+        ),
+        ({"seen_ms_ago": 60_000, "unpaired": "one: dtype differs"}, "note", "no live sampler"),
+    ],
+)
+def test_samplers_that_cannot_take_samples_are_found(fields: dict[str, object], level: str, text: str) -> None:
+    report = admin_pb2.SamplerReport(sampler_id="two", **fields)  # type: ignore[arg-type]
+    found = list(reach._samplers("pool p", [report]))
+    assert [one.level for one in found] == ([level] if level else [])
+    assert all(text in one.text and one.remedy for one in found)

@@ -62,6 +62,8 @@ async def test_a_pair_that_does_not_match_is_named_with_the_field(
     await replica.registry.RegisterSampler(other.registration())
     found = await engines(replica)
     assert found["one"].unpaired == "two: hash_seed differs (not shown, not shown)"
+    listed = (await replica.admin.ListSamplers(pb.ListSamplersRequest(pool=POOL))).samplers
+    assert {one.unpaired.split(": ")[1].split()[0] for one in listed} == {"hash_seed"}
     assert found["two"].unpaired == "one: hash_seed differs (not shown, not shown)"
     assert "sampler two has no partner: one: hash_seed differs" in caplog.text
     assert "a secret" not in caplog.text

@@ -149,6 +149,20 @@ async def test_an_adapter_that_cannot_be_loaded_is_refused_with_stage_and_sample
     assert await place.in_flight() == {"a": 0}
 
 
+async def test_a_sampler_that_came_back_loads_again_before_it_is_used_SAMP_13(place: Place) -> None:
+    first, adapter = await place.sampler("a"), place.adapter()
+    await generated(place, adapter)
+    again = await place.sampler("a")
+    place.directory.registrations = [again.registration()]
+    again.load_gate = asyncio.Event()
+    work = asyncio.create_task(generated(place, adapter))
+    await eventually(lambda: again.load_calls)
+    assert again.streams == []
+    again.load_gate.set()
+    await work
+    assert (len(first.streams), len(again.streams)) == (1, 1)
+
+
 async def test_a_load_that_hangs_is_bounded_SAMP_06(place: Place) -> None:
     sampler = await place.sampler()
     sampler.load_gate = asyncio.Event()

@@ -15,6 +15,7 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common.errors import (
     AdapterNotLoaded,
     Busy,
+    CacheNotReady,
     DecodeInterrupted,
     InvalidInput,
     MissingResource,
@@ -203,6 +204,20 @@ async def test_a_refusal_is_passed_on_as_it_is_PDR_09(place: Place) -> None:
     with pytest.raises(InvalidInput, match="top_k is 0"):
         await told(place, asked(max_tokens=4))
     assert (len(prefill.asked), len(decode.asked)) == (1, 0)
+
+
+async def test_blocks_that_are_not_there_yet_cost_a_repeat_and_not_the_sampler_PDR_17(place: Place) -> None:
+    """A decode sampler that has not got the blocks in time says so; it is not taken for dead."""
+    prefill, decode = await pair(place)
+    decode.errors = [CacheNotReady("stage kv load: 3 blocks are not in the tier")]
+    request = asked(max_tokens=4)
+    request.sample.body.stop.disabled = True
+    assert len(spoken(await told(place, request, at_once=False))[0].tokens) == 16
+    assert len(prefill.asked) == 2
+    decode.errors = [CacheNotReady("stage kv load: 3 blocks are not in the tier")] * 2
+    with pytest.raises(CacheNotReady, match="stage kv load"):
+        await told(place, request, at_once=False)
+    assert all(one.usable for one in await place.fleet.links(POOL))
 
 
 @pytest.mark.parametrize("after", [0, 2])
