@@ -14,50 +14,20 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from pathlib import Path
 
-from services.common.errors import Busy, InUse, InvalidInput, MissingResource, Unavailable
+from services.common.errors import AdapterNotLoaded, Busy, InUse, InvalidInput, MissingResource, Unavailable
 from services.common.store import contained
 from services.sampler import metrics
 from services.sampler.adapter_files import AdapterFiles
+from services.sampler.legs import BOTH, not_loaded
 from services.sampler.ports import Engine, EngineAdapter
+from services.sampler.residents import Resident, Seeker, State
 
 log = logging.getLogger(__name__)
 
 FIRST_ENGINE_ID = 2  # 1 is the base model's
 _MAX_LOAD_COUNTS = 4096
-
-
-class State(Enum):
-    LOADING = auto()
-    READY = auto()
-    DRAINING = auto()
-    """Ready, but takes no new requests: its place is wanted."""
-    LEAVING = auto()
-
-
-@dataclass(slots=True)
-class Resident:
-    """One adapter that has a place."""
-
-    adapter: EngineAdapter
-    path: str
-    state: State = State.LOADING
-    in_use: int = 0
-    ready: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    gone: asyncio.Task[None] | None = None
-
-
-@dataclass(slots=True)
-class Seeker:
-    """A name that waits for a place, with all its requests."""
-
-    directory: Path
-    path: str
-    requests: int = 0
-    turn: asyncio.Future[Resident] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class AdapterTable:
@@ -68,6 +38,7 @@ class AdapterTable:
         store_root: Path,
         max_adapters: int,
         *,
+        role: str = BOTH,
         load_timeout_seconds: float = 120.0,
         place_timeout_seconds: float = 120.0,
     ) -> None:
@@ -75,6 +46,7 @@ class AdapterTable:
         self._files = files
         self._root = store_root
         self._places = max_adapters
+        self._role = role
         self._load_timeout = load_timeout_seconds
         self._place_timeout = place_timeout_seconds
         self._residents: OrderedDict[str, Resident] = OrderedDict()  # least recently used first
@@ -87,9 +59,13 @@ class AdapterTable:
     async def use(self, name: str, path: str) -> AsyncIterator[EngineAdapter]:
         """The adapter, loaded and pinned inside the block; waits for a place if it must.
 
-        Raises MissingResource, InvalidInput (the directory), Busy (no place in time).
+        As one leg of prefill and decode nothing is loaded or waited for here: an adapter that is not ready is refused.
+        Raises MissingResource, InvalidInput (the directory), AdapterNotLoaded, Busy (no place in time).
         """
-        resident = await self._pin(name, path, wait=True)
+        resident = self._residents.get(name)
+        if self._role != BOTH and (resident is None or resident.state is not State.READY):
+            raise AdapterNotLoaded(not_loaded(name, path, self._role))
+        resident = await self._pin(name, path, wait=self._role == BOTH)
         try:
             await self._until_ready(resident)
             yield resident.adapter

@@ -8,7 +8,7 @@ from functools import partial
 from time import perf_counter
 
 from services.common.errors import BY_CODE, TinkermeshError
-from services.common.metrics import MetricSet, known
+from services.common.metrics import SECONDS, MetricSet, known
 
 SAMPLER = MetricSet("tinkermesh_sampler")
 
@@ -18,6 +18,12 @@ _samples = SAMPLER.counter(
     "samples_total", "Requests to sample, by how they ended: ok, or the class of the error.", ["outcome"]
 )
 _seconds = SAMPLER.histogram("sample_seconds", "Time of a request that was answered, its adapter's load with it.")
+_first_token = SAMPLER.histogram(
+    "first_token_seconds", "Time from an admitted stream to its first token, by leg: whole, prefill, decode.", ["leg"]
+)
+_token_gap = SAMPLER.histogram(
+    "token_gap_seconds", "Time between two chunks of a streamed sequence.", buckets=(0.002, *SECONDS[:10])
+)
 _prompt_tokens = SAMPLER.counter("prompt_tokens_total", "Tokens of prompts of answered requests.")
 _cached_tokens = SAMPLER.counter("cached_tokens_total", "Those of them that came from the prefix cache.")
 _generated = SAMPLER.counter("generated_tokens_total", "Tokens generated in answered requests.")
@@ -39,6 +45,8 @@ for _outcome in ("ok", "failed"):
 for _cause in ("place", "asked"):
     _evictions.labels(_cause)
 _samples.labels("ok")
+for _leg in ("whole", "prefill", "decode"):
+    _first_token.labels(_leg)
 
 
 @contextmanager
@@ -58,6 +66,15 @@ def sample() -> Iterator[None]:
         _samples.labels(outcome).inc()
         if outcome == "ok":
             _seconds.observe(perf_counter() - started)
+
+
+def first_token(leg: str, seconds: float) -> None:
+    """`leg`: the name of a Leg."""
+    _first_token.labels(leg.removeprefix("LEG_").lower()).observe(seconds)
+
+
+def token_gap(seconds: float) -> None:
+    _token_gap.observe(seconds)
 
 
 def tokens(prompt: int, cached: int, generated: int) -> None:

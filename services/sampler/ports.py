@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +11,8 @@ import numpy as np
 
 from services.common.datum_blocks import Float32, Int32
 from services.common.errors import Unavailable
+from services.sampler.conversation import Conversation
+from services.sampler.text import Decoder
 
 MASK_LOGPROB = np.float32(-99999.0)
 """Stands for "no such alternative", with token 0."""
@@ -97,14 +100,43 @@ class GeneratedSequence:
     answer: PromptAnswer | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceDelta:
+    """What a sequence has gained since its last delta: tokens int32 [L], logprobs float32 [L], L alternatives.
+
+    finish is "" while it goes on, else as GeneratedSequence's.
+    """
+
+    tokens: Int32
+    logprobs: Float32
+    finish: str
+    topk: TopkRows | None
+    cached_tokens: int
+
+
 class EngineDead(Unavailable):
     """The engine is gone; the process must be replaced."""
 
     code = "engine_dead"
 
 
+class Tokenizer(Decoder, Protocol):
+    """`encode` and `render` are called by one thread at a time, `decode` beside them."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def render(self, conversation: Conversation) -> list[int]:
+        """By the model's chat template. Raises InvalidInput when there is none or it refuses the conversation."""
+        ...
+
+
 class Engine(Protocol):
     """Every method may raise EngineDead."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of an engine that has started."""
+        ...
 
     @property
     def description(self) -> str: ...
@@ -121,6 +153,10 @@ class Engine(Protocol):
 
     async def generate(self, request: SequenceRequest) -> GeneratedSequence:
         """Raises InvalidInput for a request the engine refuses. Cancelling frees its resources."""
+        ...
+
+    def stream(self, request: SequenceRequest) -> AsyncGenerator[SequenceDelta, None]:
+        """As `generate`, told as it comes; the last delta has the finish. Closing frees its resources."""
         ...
 
     async def wait_dead(self) -> EngineDead:

@@ -27,6 +27,7 @@ from services.sampler.sampling_plan import Limits
 from services.sampler.server import SERVICE, SamplerServicer, describe
 from services.sampler.settings import Settings
 from services.sampler.tensor_shapes import base_linear_shapes
+from services.sampler.tokenizing import Tokenizing
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +97,10 @@ class SamplerProcess:
             Limits.of(facts, settings.max_topk),
             max_waiting=settings.max_waiting,
             timeout_seconds=settings.sample_timeout_seconds,
+            role=settings.role,
         )
-        self._runs = SampleRuns(sampling.run, settings.orphan_seconds)
+        self._runs = SampleRuns(sampling, settings.orphan_seconds)
+        self._tokenizing = Tokenizing(engine.tokenizer, facts.max_context)
         self._server = GrpcServer([SERVICE])
 
     async def serve(self, stop: asyncio.Event) -> None:
@@ -125,11 +128,12 @@ class SamplerProcess:
             settings.sampler_id,
             incarnation,
             self._facts,
+            settings.role,
             settings.max_adapters,
             settings.max_running,
             self._engine.description,
         )
-        self._servicer = SamplerServicer(self._description, self._engine, self._adapters, self._runs)  # type: ignore[abstract]  # two calls it does not answer yet
+        self._servicer = SamplerServicer(self._description, self._engine, self._adapters, self._runs, self._tokenizing)
         pb_grpc.add_SamplerServicer_to_server(self._servicer, self._server.server)
         port = await self._server.start(settings.listen)
         address = settings.advertised(port)
@@ -148,6 +152,7 @@ class SamplerProcess:
         await self._server.set_serving(False)
         await self._runs.drain(self._settings.drain_seconds)
         await self._server.stop(CLOSE_SECONDS)
+        self._tokenizing.close()
 
 
 def _adapter_table(engine: Engine, settings: Settings) -> AdapterTable:
@@ -156,6 +161,7 @@ def _adapter_table(engine: Engine, settings: Settings) -> AdapterTable:
         AdapterFiles(base_linear_shapes(Path(settings.model_path)), settings.max_rank),
         Path(settings.store_root),
         settings.max_adapters,
+        role=settings.role,
         load_timeout_seconds=settings.load_timeout_seconds,
         place_timeout_seconds=settings.place_timeout_seconds,
     )

@@ -9,7 +9,7 @@ from tinkermesh.v1.types_pb2 import SampleBody, SampledSequence, SampleResult, T
 
 from services.common.datum_blocks import Float32
 from services.common.errors import InvalidInput, ServerError, Unavailable
-from services.sampler.ports import MASK_LOGPROB, GeneratedSequence, PromptAnswer, TopkRows
+from services.sampler.ports import MASK_LOGPROB, GeneratedSequence, PromptAnswer, SequenceDelta, TopkRows
 from services.sampler.prompt_cells import asked_cells
 
 
@@ -25,25 +25,45 @@ def build_result(body: SampleBody, sequences: Sequence[GeneratedSequence]) -> Sa
     if body.prompt_logprobs:
         result.prompt_logprobs = _prompt_scores(first, skip).tobytes()
     if body.topk_prompt_logprobs:
-        result.topk_prompt_logprobs.CopyFrom(_table(_prompt_rows(first, skip)))
+        result.topk_prompt_logprobs.CopyFrom(topk_table(_prompt_rows(first, skip)))
     if asked_cells(body):
         result.target_prompt_logprobs.layout.CopyFrom(body.target_prompt_layout)
         result.target_prompt_logprobs.logprobs = _answer(first).cells.astype("<f4").tobytes()
     if body.prompt_alt_tokens_k:
-        result.prompt_alt_tokens.CopyFrom(_table(_answer(first).drawn))
+        result.prompt_alt_tokens.CopyFrom(topk_table(_answer(first).drawn))
     return result
 
 
 def check_sequence(sequence: GeneratedSequence) -> None:
-    if sequence.finish not in ("stop", "length"):
-        raise Unavailable(f"stage generating: the engine ended a sequence with {sequence.finish!r}; retry")
-    if len(sequence.tokens) == 0 or len(sequence.tokens) != len(sequence.logprobs):
-        raise ServerError(
-            f"stage generating: the engine gave {len(sequence.tokens)} tokens and {len(sequence.logprobs)} logprobs"
-        )
+    _check_finish(sequence.finish)
+    _check_lengths(sequence, least=1)
     scored = sequence.prompt_logprobs if sequence.prompt_logprobs is not None else np.zeros(0, np.float32)
     answered = [] if sequence.answer is None else [sequence.answer.cells, sequence.answer.drawn.logprobs]
-    if not all(np.isfinite(values).all() for values in (sequence.logprobs, scored[1:], *answered)):
+    _check_finite(sequence.logprobs, scored[1:], *answered)
+
+
+def check_delta(delta: SequenceDelta) -> None:
+    """Raises as check_sequence."""
+    if delta.finish:
+        _check_finish(delta.finish)
+    _check_lengths(delta, least=0)
+    _check_finite(delta.logprobs)
+
+
+def _check_finish(finish: str) -> None:
+    if finish not in ("stop", "length"):
+        raise Unavailable(f"stage generating: the engine ended a sequence with {finish!r}; retry")
+
+
+def _check_lengths(made: GeneratedSequence | SequenceDelta, least: int) -> None:
+    if len(made.tokens) < least or len(made.tokens) != len(made.logprobs):
+        raise ServerError(
+            f"stage generating: the engine gave {len(made.tokens)} tokens and {len(made.logprobs)} logprobs"
+        )
+
+
+def _check_finite(*scores: Float32) -> None:
+    if not all(np.isfinite(values).all() for values in scores):
         raise InvalidInput("the adapter gives logits that are not finite; sample from an earlier checkpoint")
 
 
@@ -60,7 +80,7 @@ def _sampled(sequence: GeneratedSequence) -> SampledSequence:
         stopped=sequence.finish == "stop",
     )
     if sequence.topk is not None:
-        made.topk.CopyFrom(_table(sequence.topk))
+        made.topk.CopyFrom(topk_table(sequence.topk))
     return made
 
 
@@ -88,11 +108,13 @@ def _prompt_rows(sequence: GeneratedSequence, skip: int) -> TopkRows:
     return rows
 
 
-def _table(rows: TopkRows) -> TopkTable:
-    length, k = rows.token_ids.shape
+def topk_table(rows: TopkRows, count: int | None = None) -> TopkTable:
+    """Of the first `count` rows, or all."""
+    token_ids, logprobs = rows.token_ids[:count], rows.logprobs[:count]
+    length, k = token_ids.shape
     return TopkTable(
-        token_ids=rows.token_ids.astype("<i4").tobytes(),
-        logprobs=rows.logprobs.astype("<f4").tobytes(),
+        token_ids=token_ids.astype("<i4").tobytes(),
+        logprobs=logprobs.astype("<f4").tobytes(),
         k=k,
         length=length,
     )

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from tinkermesh.v1.sampler_pb2 import SampleRequest
+from tinkermesh.v1.sampler_pb2 import SampleChunk, SampleRequest, SampleStreamRequest
 from tinkermesh.v1.types_pb2 import SampleResult
 
 from services.common.errors import InvalidInput, KeyConflict, Unavailable
+from services.sampler.feed import Feed
 
-Work = Callable[[SampleRequest], Coroutine[None, None, SampleResult]]
+
+class Work(Protocol):
+    async def run(self, request: SampleRequest) -> SampleResult: ...
+
+    async def stream(self, request: SampleStreamRequest, tell: Callable[[SampleChunk], None]) -> None: ...
 
 
 @dataclass(slots=True)
 class Run:
-    request: SampleRequest
-    task: asyncio.Task[SampleResult]
+    request: SampleRequest | SampleStreamRequest
+    task: asyncio.Task[Any]
+    feed: Feed
     callers: int = 0
     orphan: asyncio.TimerHandle | None = None
 
@@ -35,15 +43,17 @@ class SampleRuns:
 
     async def result(self, request: SampleRequest) -> SampleResult:
         """Raises KeyConflict for another request under a running id, Unavailable when aborted."""
-        run = self._attach(request)
-        try:
-            return await asyncio.shield(run.task)
-        except asyncio.CancelledError as error:
-            if run.task.cancelled():
-                raise Unavailable(f"request {request.request_id} was aborted") from error
-            raise
-        finally:
-            self._detach(request.request_id, run)
+        with self._attached(request.request_id, request) as run:
+            result: SampleResult = await self._outcome(request.request_id, run)
+            return result
+
+    async def chunks(self, request: SampleStreamRequest) -> AsyncGenerator[SampleChunk, None]:
+        """All from the start, whenever it is called. Raises as `result`, after the chunks that came before."""
+        name = request.sample.request_id
+        with self._attached(name, request) as run:
+            async for chunk in run.feed.follow():
+                yield chunk
+            await self._outcome(name, run)
 
     def abort(self, request_id: str) -> bool:
         run = self._runs.get(request_id)
@@ -59,21 +69,45 @@ class SampleRuns:
             task.cancel()
         await asyncio.wait(tasks, timeout=1.0)
 
-    def _attach(self, request: SampleRequest) -> Run:
-        if not request.request_id:
+    async def _outcome(self, request_id: str, run: Run) -> Any:
+        try:
+            return await asyncio.shield(run.task)
+        except asyncio.CancelledError as error:
+            if run.task.cancelled():
+                raise Unavailable(f"request {request_id} was aborted") from error
+            raise
+
+    @contextmanager
+    def _attached(self, request_id: str, request: SampleRequest | SampleStreamRequest) -> Iterator[Run]:
+        run = self._attach(request_id, request)
+        try:
+            yield run
+        finally:
+            self._detach(request_id, run)
+
+    def _attach(self, request_id: str, request: SampleRequest | SampleStreamRequest) -> Run:
+        if not request_id:
             raise InvalidInput("request_id is empty")
-        run = self._runs.get(request.request_id)
+        run = self._runs.get(request_id)
         if run is None:
-            task = asyncio.create_task(self._work(request))
-            task.add_done_callback(_seen)
-            run = self._runs[request.request_id] = Run(request, task)
-        elif run.request != request:
-            raise KeyConflict(f"request_id {request.request_id} is running with another body")
+            run = self._runs[request_id] = self._start(request)
+        elif type(run.request) is not type(request) or run.request != request:
+            raise KeyConflict(f"request_id {request_id} is running with another body")
         if run.orphan is not None:
             run.orphan.cancel()
             run.orphan = None
         run.callers += 1
         return run
+
+    def _start(self, request: SampleRequest | SampleStreamRequest) -> Run:
+        feed = Feed()
+        if isinstance(request, SampleRequest):
+            task: asyncio.Task[Any] = asyncio.create_task(self._work.run(request))
+        else:
+            task = asyncio.create_task(self._work.stream(request, feed.tell))
+        task.add_done_callback(_seen)
+        task.add_done_callback(lambda _: feed.close())
+        return Run(request, task, feed)
 
     def _detach(self, request_id: str, run: Run) -> None:
         run.callers -= 1
@@ -92,6 +126,6 @@ class SampleRuns:
             del self._runs[request_id]
 
 
-def _seen(task: asyncio.Future[SampleResult]) -> None:
+def _seen(task: asyncio.Future[Any]) -> None:
     if not task.cancelled():
         task.exception()

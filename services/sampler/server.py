@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
 from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1 import sampler_pb2_grpc as pb_grpc
 from tinkermesh.v1.types_pb2 import AdapterRef, PoolFacts
@@ -11,9 +14,9 @@ from services.common.grpc_boundary import Context
 from services.sampler.adapter_table import AdapterTable
 from services.sampler.ports import Engine
 from services.sampler.runs import SampleRuns
+from services.sampler.tokenizing import Tokenizing
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Sampler"].full_name
-ROLE = "both"
 
 
 class SamplerServicer(pb_grpc.SamplerServicer):
@@ -23,11 +26,13 @@ class SamplerServicer(pb_grpc.SamplerServicer):
         engine: Engine,
         adapters: AdapterTable,
         runs: SampleRuns,
+        tokenizing: Tokenizing,
     ) -> None:
         self._description = description
         self._engine = engine
         self._adapters = adapters
         self._runs = runs
+        self._tokenizing = tokenizing
         self.stopping = False
 
     async def Describe(self, request: pb.DescribeSamplerRequest, context: Context) -> pb.SamplerDescription:
@@ -57,22 +62,34 @@ class SamplerServicer(pb_grpc.SamplerServicer):
         )
 
     async def Sample(self, request: pb.SampleRequest, context: Context) -> pb.SampleReply:
-        if self.stopping:
-            raise Unavailable("this sampler is stopping; sample at another one")
+        self._check_serving()
         return pb.SampleReply(result=await self._runs.result(request))
+
+    async def SampleStream(self, request: pb.SampleStreamRequest, context: Context) -> AsyncIterator[pb.SampleChunk]:
+        self._check_serving()
+        async with aclosing(self._runs.chunks(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeReply:
+        return pb.TokenizeReply(tokens=await self._tokenizing.tokens(request))
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:
         return pb.AbortReply(was_running=self._runs.abort(request.request_id))
 
+    def _check_serving(self) -> None:
+        if self.stopping:
+            raise Unavailable("this sampler is stopping; sample at another one")
+
 
 def describe(
-    sampler_id: str, incarnation: str, facts: PoolFacts, max_adapters: int, max_running: int, engine: str
+    sampler_id: str, incarnation: str, facts: PoolFacts, role: str, max_adapters: int, max_running: int, engine: str
 ) -> pb.SamplerDescription:
     return pb.SamplerDescription(
         sampler_id=sampler_id,
         incarnation=incarnation,
         facts=facts,
-        role=ROLE,
+        role=role,
         max_adapters=max_adapters,
         max_running=max_running,
         engine=engine,

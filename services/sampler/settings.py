@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from services.common.engine_settings import EngineSettings
 from services.common.errors import InvalidInput
+from services.sampler.legs import BOTH, ROLES
 
 
 class Settings(EngineSettings, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:7003"
     sampler_id: str = ""
     """Stable over restarts; "" = sampler-<pool>-<advertised address>."""
+    role: str = BOTH
+    """both, or one leg of prefill and decode: prefill, decode. A leg loads no adapter within a request."""
     dtype: str = "float32"
     """Numbers of the base model: float32 or bfloat16; must be what the pool's trainer registers."""
     kv_cache_gib: float = 0.5
@@ -43,4 +46,6 @@ class Settings(EngineSettings, frozen=True, kw_only=True):
             raise InvalidInput(f"kv_cache_gib must be above 0, not {self.kv_cache_gib}")
         if self.dtype not in ("float32", "bfloat16"):
             raise InvalidInput(f"dtype {self.dtype!r} is not float32 or bfloat16")
+        if self.role not in ROLES:
+            raise InvalidInput(f"role {self.role!r} is not one of {', '.join(ROLES)}")
         return self

@@ -7,8 +7,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from services.sampler.ports import EngineDead
 
@@ -18,13 +18,24 @@ T = TypeVar("T")
 Job = Callable[[], None]
 
 
+class Output(NamedTuple):
+    """What a step has made of one sequence; of one that is told as it comes there are several."""
+
+    sequence_id: str
+    value: object
+    finished: bool
+
+
+Receiver = Callable[[Output], None]
+
+
 class Steps(Protocol):
     """What the thread drives; vLLM's LLMEngine behind a few lines, or a double."""
 
     def unfinished(self) -> bool: ...
 
-    def step(self) -> Sequence[tuple[str, object]]:
-        """One engine step: the finished sequences as (sequence id, output)."""
+    def step(self) -> Sequence[Output]:
+        """One engine step."""
         ...
 
     def abort(self, sequence_id: str) -> None: ...
@@ -40,7 +51,8 @@ class EngineDriver:
         self._stall_seconds = stall_seconds
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._pending: dict[str, asyncio.Future[object]] = {}
+        self._pending: dict[str, Receiver] = {}  # each is called in the loop
+        self._streams: set[asyncio.Queue[Output | EngineDead]] = set()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._death: asyncio.Future[EngineDead] = self._loop.create_future()
@@ -79,7 +91,7 @@ class EngineDriver:
             except Exception as error:  # noqa: BLE001 - delivered to the caller
                 self._loop.call_soon_threadsafe(_fail, future, error)
             else:
-                self._pending[sequence_id] = future
+                self._pending[sequence_id] = lambda output: _set(future, output.value)
 
         try:
             return await self._until_dead(future, job)
@@ -87,6 +99,29 @@ class EngineDriver:
             future.cancel()  # a job that waits for its turn then does nothing
             self._jobs.put(lambda: self._abort(sequence_id))
             raise
+
+    async def stream(self, sequence_id: str, submit: Callable[[], None]) -> AsyncGenerator[object, None]:
+        """Submit a sequence and tell its outputs as they come; closing aborts it in the engine."""
+        outputs: asyncio.Queue[Output | EngineDead] = asyncio.Queue()
+
+        def begin() -> None:
+            submit()
+            self._pending[sequence_id] = outputs.put_nowait
+
+        finished = False
+        self._streams.add(outputs)
+        try:
+            await self.call(begin)
+            while not finished:
+                output = await outputs.get()
+                if isinstance(output, EngineDead):
+                    raise EngineDead(output.message)
+                finished = output.finished
+                yield output.value
+        finally:
+            self._streams.discard(outputs)
+            if not finished:
+                self._jobs.put(lambda: self._abort(sequence_id))
 
     async def wait_dead(self) -> EngineDead:
         """Returns the cause of death; also finds out about an engine that stopped stepping."""
@@ -145,11 +180,17 @@ class EngineDriver:
             self._busy = True
             job()
 
-    def _deliver(self, finished: Sequence[tuple[str, object]]) -> None:
-        for sequence_id, output in finished:
-            future = self._pending.pop(sequence_id, None)
-            if future is not None:
-                self._loop.call_soon_threadsafe(_set, future, output)
+    def _deliver(self, outputs: Sequence[Output]) -> None:
+        """All of a step at once: waking the loop costs more than what it then does."""
+        found: list[tuple[Receiver, Output]] = []
+        for output in outputs:
+            receiver = self._pending.get(output.sequence_id)
+            if receiver is not None:
+                found.append((receiver, output))
+            if output.finished:
+                self._pending.pop(output.sequence_id, None)
+        if found:
+            self._loop.call_soon_threadsafe(_hand_out, found)
 
     def _abort(self, sequence_id: str) -> None:
         if self._pending.pop(sequence_id, None) is not None:
@@ -160,6 +201,13 @@ class EngineDriver:
     def _die(self, cause: EngineDead) -> None:
         if not self._death.done():
             self._death.set_result(cause)
+            for outputs in self._streams:
+                outputs.put_nowait(cause)
+
+
+def _hand_out(found: Sequence[tuple[Receiver, Output]]) -> None:
+    for receiver, output in found:
+        receiver(output)
 
 
 def _set(future: asyncio.Future[T], value: T) -> None:

@@ -1,4 +1,4 @@
-"""vLLM's finished request as arrays."""
+"""vLLM's outputs of a request as arrays."""
 
 from __future__ import annotations
 
@@ -11,12 +11,26 @@ from vllm.outputs import RequestOutput
 from services.common.datum_blocks import Float32
 from services.common.errors import ServerError
 from services.sampler.engine.prompt_reading import Reading
-from services.sampler.ports import MASK_LOGPROB, GeneratedSequence, SequenceRequest, TopkRows
+from services.sampler.ports import MASK_LOGPROB, GeneratedSequence, SequenceDelta, SequenceRequest, TopkRows
 
 
 class Finished(NamedTuple):
+    """An output, with what was read of the prompt once it is the last one."""
+
     output: RequestOutput
     reading: Reading | None
+
+
+def sequence_delta(request: SequenceRequest, output: RequestOutput) -> SequenceDelta:
+    completion = output.outputs[0]
+    scores = _flat(completion.logprobs, "logprobs")
+    return SequenceDelta(
+        tokens=np.asarray(completion.token_ids, np.int32),
+        logprobs=chosen(scores),
+        finish=str(completion.finish_reason) if output.finished else "",
+        topk=alternatives(scores, request.topk) if request.topk else None,
+        cached_tokens=output.num_cached_tokens or 0,
+    )
 
 
 def generated_sequence(request: SequenceRequest, finished: Finished) -> GeneratedSequence:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import cast
 
@@ -12,16 +14,18 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.common.errors import InvalidInput
 from services.sampler.engine import clean_blocks, lora_ops, prompt_logprobs, seeded_chunks, zero_adapter
 from services.sampler.engine.config import EngineConfig, engine_args
-from services.sampler.engine.driver import EngineDriver
-from services.sampler.engine.outputs import Finished, generated_sequence
+from services.sampler.engine.driver import EngineDriver, Output
+from services.sampler.engine.outputs import Finished, generated_sequence, sequence_delta
 from services.sampler.engine.prompt_reading import GREEDY_BELOW, NAME, Reading, Readings
-from services.sampler.ports import EngineAdapter, EngineDead, GeneratedSequence, SequenceRequest
+from services.sampler.engine.tokenizer import ModelTokenizer
+from services.sampler.ports import EngineAdapter, EngineDead, GeneratedSequence, SequenceDelta, SequenceRequest
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +44,11 @@ class VllmSteps:
     def unfinished(self) -> bool:
         return bool(self.engine.has_unfinished_requests())
 
-    def step(self) -> list[tuple[str, Finished]]:
-        finished = [output for output in self.engine.step() if output.finished]
-        return [(o.request_id, Finished(o, self.readings.pop(o.request_id, None))) for o in finished]
+    def step(self) -> list[Output]:
+        return [Output(o.request_id, self._told(o), o.finished) for o in self.engine.step()]
+
+    def _told(self, output: RequestOutput) -> Finished:
+        return Finished(output, self.readings.pop(output.request_id, None) if output.finished else None)
 
     def abort(self, sequence_id: str) -> None:
         self.engine.abort_request([sequence_id])
@@ -51,14 +57,21 @@ class VllmSteps:
     def close(self) -> None:
         self.engine.engine_core.shutdown()
 
-    def submit(self, request: SequenceRequest, base: EngineAdapter) -> None:
+    def submit(self, request: SequenceRequest, base: EngineAdapter, kind: RequestOutputKind) -> None:
+        """Raises InvalidInput for what vLLM refuses."""
+        try:
+            self._submit(request, base, kind)
+        except (VLLMClientError, ValueError, TypeError) as error:
+            raise InvalidInput(f"the engine refuses the request: {error}") from error
+
+    def _submit(self, request: SequenceRequest, base: EngineAdapter, kind: RequestOutputKind) -> None:
         if request.query is not None:
             self.readings[request.sequence_id] = Reading(request.query, len(request.prompt))
         try:
             self.engine.add_request(
                 request.sequence_id,
                 tokens_input(request.prompt, cache_salt=request.cache_salt or None),
-                sampling_params(request),
+                sampling_params(request, kind),
                 lora_request=lora_request(request.adapter or base),
             )
         except BaseException:
@@ -84,7 +97,7 @@ def lora_request(adapter: EngineAdapter) -> LoRARequest:
     return LoRARequest(f"{adapter.name}#{adapter.engine_id}", adapter.engine_id, str(adapter.directory))
 
 
-def sampling_params(request: SequenceRequest) -> SamplingParams:
+def sampling_params(request: SequenceRequest, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY) -> SamplingParams:
     greedy = request.temperature < GREEDY_BELOW
     params = SamplingParams(
         max_tokens=request.max_tokens,
@@ -102,7 +115,7 @@ def sampling_params(request: SequenceRequest) -> SamplingParams:
         logprobs=request.topk,
         prompt_logprobs=request.prompt_topk,
         flat_logprobs=True,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=kind,
         skip_clone=True,
         extra_args={NAME: request.sequence_id} if request.query is not None else None,
     )
@@ -123,6 +136,7 @@ class VllmEngine:
         self._base = zero_adapter.base_adapter(Path(self._scratch.name))
         self._driver = EngineDriver(self._build, stall_seconds)
         self._steps: VllmSteps
+        self.tokenizer: ModelTokenizer
 
     async def start(self) -> None:
         """Raises what the engine's start raised."""
@@ -153,17 +167,23 @@ class VllmEngine:
         await self._driver.call(lambda: self._steps.engine.remove_lora(adapter.engine_id))
 
     async def generate(self, request: SequenceRequest) -> GeneratedSequence:
-        try:
-            output = await self._driver.run(request.sequence_id, lambda: self._steps.submit(request, self._base))
-        except (VLLMClientError, ValueError, TypeError) as error:  # how vLLM refuses a request
-            raise InvalidInput(f"the engine refuses the request: {error}") from error
+        kind = RequestOutputKind.FINAL_ONLY
+        output = await self._driver.run(request.sequence_id, lambda: self._steps.submit(request, self._base, kind))
         return generated_sequence(request, cast("Finished", output))
+
+    async def stream(self, request: SequenceRequest) -> AsyncGenerator[SequenceDelta, None]:
+        kind = RequestOutputKind.DELTA
+        told = self._driver.stream(request.sequence_id, lambda: self._steps.submit(request, self._base, kind))
+        async with aclosing(told) as outputs:
+            async for output in outputs:
+                yield sequence_delta(request, cast("Finished", output).output)
 
     async def wait_dead(self) -> EngineDead:
         return await self._driver.wait_dead()
 
     def _build(self) -> VllmSteps:
         zero_adapter.write_zero_adapter(self._config.model, self._base.directory)
+        self.tokenizer = ModelTokenizer(self._config.model)
         self._steps = VllmSteps(self._config)
         self._steps.add_adapter(self._base)
         self._steps.engine.pin_lora(self._base.engine_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from services.common.errors import InvalidInput
-from services.sampler.ports import EngineAdapter, EngineDead, GeneratedSequence, SequenceRequest
+from services.sampler.ports import EngineAdapter, EngineDead, GeneratedSequence, SequenceDelta, SequenceRequest
+from tests.doubles.tokenizer import WordTokenizer
 
 LINEAR = {"model.layers.0.self_attn.q_proj": (6, 4), "lm_head": (12, 4)}
 
@@ -54,13 +56,17 @@ def generated(request: SequenceRequest, finish: str = "length") -> GeneratedSequ
 
 @dataclass
 class FakeEngine:
-    """`gate` holds every generation; `refused` and `finish` steer outcomes."""
+    """`gate` holds every generation, a stream's after `told` tokens; `refused`, `script`, `finish` steer."""
 
     description: str = "double 1"
     loaded: list[int] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     finish: str = "length"
+    script: list[int] = field(default_factory=list)
+    """Tokens that a stream generates, instead of 0, 1, 2, …"""
+    told: int = 0
+    tokenizer: WordTokenizer = field(default_factory=WordTokenizer)
     running: int = 0
     most_loaded: int = 0
     started: bool = False
@@ -100,16 +106,34 @@ class FakeEngine:
             raise EngineDead(f"adapter {request.adapter.name} is not loaded")
         self.running += 1
         try:
-            waiting = [asyncio.ensure_future(self.gate.wait()), self.dead]
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            waiting[0].cancel()
-            if self.dead.done():
-                raise EngineDead(self.dead.result().message)
+            await self._at_gate()
             return generated(request, self.finish)
         finally:
             self.running -= 1
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 self.events.append(f"abort {request.sequence_id}")
+
+    async def stream(self, request: SequenceRequest) -> AsyncGenerator[SequenceDelta, None]:
+        """A token at a time, token n with logprob -n - 0.5."""
+        tokens, finish = self.script or list(range(request.max_tokens)), ""
+        self.running += 1
+        try:
+            for at, token in enumerate(tokens):
+                if at >= self.told:
+                    await self._at_gate()
+                finish = self.finish if at + 1 == len(tokens) else ""
+                yield SequenceDelta(np.int32([token]), np.float32([-at - 0.5]), finish, None, 3)
+        finally:
+            self.running -= 1
+            if not finish:
+                self.events.append(f"abort {request.sequence_id}")
+
+    async def _at_gate(self) -> None:
+        waiting = [asyncio.ensure_future(self.gate.wait()), self.dead]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        waiting[0].cancel()
+        if self.dead.done():
+            raise EngineDead(self.dead.result().message)
 
     async def wait_dead(self) -> EngineDead:
         return await asyncio.shield(self.dead)

@@ -7,7 +7,8 @@ import pytest
 
 from services.common.errors import Busy, InUse, InvalidInput, MissingResource, Unavailable
 from services.sampler.adapter_files import AdapterFiles
-from services.sampler.adapter_table import AdapterTable, State
+from services.sampler.adapter_table import AdapterTable
+from services.sampler.residents import State
 from tests.unit.sampler.doubles import LINEAR, FakeEngine, write_adapter
 
 NAMES = [f"m{index}@1" for index in range(12)]

@@ -2,19 +2,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from services.sampler.engine.driver import EngineDriver
+from services.sampler.engine.driver import EngineDriver, Output
 from services.sampler.ports import EngineDead
 
 
 class CountingSteps:
-    """Each submitted sequence finishes after `length` steps."""
+    """Each submitted sequence finishes after `length` steps; those in `told` say how many are left meanwhile."""
 
     def __init__(self) -> None:
         self.left: dict[str, int] = {}
+        self.told: set[str] = set()
         self.aborted: list[str] = []
         self.fault: Exception | None = None
         self.hold = threading.Event()
@@ -30,16 +31,15 @@ class CountingSteps:
     def unfinished(self) -> bool:
         return bool(self.left)
 
-    def step(self) -> list[tuple[str, object]]:
+    def step(self) -> list[Output]:
         self.stepping.set()
         self.hold.wait(10)
         if self.fault is not None:
             raise self.fault
         self.left = {name: count - 1 for name, count in self.left.items()}
-        finished = [name for name, count in self.left.items() if count <= 0]
-        for name in finished:
-            del self.left[name]
-        return [(name, f"{name} done") for name in finished]
+        told = {name: count for name, count in self.left.items() if count <= 0 or name in self.told}
+        self.left = {name: count for name, count in self.left.items() if count > 0}
+        return [Output(name, count or f"{name} done", not count) for name, count in told.items()]
 
     def abort(self, sequence_id: str) -> None:
         self.aborted.append(sequence_id)
@@ -65,6 +65,11 @@ async def driver(steps: CountingSteps) -> AsyncIterator[EngineDriver]:
 
 async def run(driver: EngineDriver, steps: CountingSteps, name: str, length: int) -> object:
     return await driver.run(name, lambda: steps.submit(name, length))
+
+
+def stream(driver: EngineDriver, steps: CountingSteps, name: str, length: int) -> AsyncGenerator[object, None]:
+    steps.told.add(name)
+    return driver.stream(name, lambda: steps.submit(name, length))
 
 
 async def inside_a_step(steps: CountingSteps) -> None:
@@ -117,6 +122,50 @@ async def test_what_is_cancelled_before_its_turn_never_reaches_the_engine(
     steps.hold.set()
     assert await running == "running done"
     assert not submitted and not steps.aborted
+
+
+async def test_a_stream_tells_every_step_beside_those_that_only_end(driver: EngineDriver, steps: CountingSteps) -> None:
+    whole = asyncio.create_task(run(driver, steps, "whole", 4))
+    assert [output async for output in stream(driver, steps, "s", 4)] == [3, 2, 1, "s done"]
+    assert await whole == "whole done"
+
+
+async def test_a_refused_stream_raises_and_leaves_nothing(driver: EngineDriver, steps: CountingSteps) -> None:
+    with pytest.raises(ValueError, match="length"):
+        await anext(stream(driver, steps, "s", 0))
+    assert await run(driver, steps, "s", 1) == "s done"
+    assert not steps.aborted
+
+
+async def test_closing_a_stream_aborts_it_in_the_engine(driver: EngineDriver, steps: CountingSteps) -> None:
+    outputs = stream(driver, steps, "s", 10**6)
+    await anext(outputs)
+    await outputs.aclose()
+    await driver.call(lambda: None)
+    assert steps.aborted == ["s"] and not steps.left
+
+
+async def test_a_stream_cancelled_before_its_turn_leaves_nothing(driver: EngineDriver, steps: CountingSteps) -> None:
+    steps.hold.clear()
+    running = asyncio.create_task(run(driver, steps, "running", 3))
+    await inside_a_step(steps)
+    early = asyncio.ensure_future(anext(stream(driver, steps, "early", 10**6)))
+    await asyncio.sleep(0)
+    early.cancel()
+    await asyncio.gather(early, return_exceptions=True)
+    steps.hold.set()
+    assert await running == "running done"
+    await driver.call(lambda: None)
+    assert not steps.left
+
+
+async def test_a_stream_hears_of_the_engines_death(driver: EngineDriver, steps: CountingSteps) -> None:
+    outputs = stream(driver, steps, "s", 10**6)
+    await anext(outputs)
+    steps.fault = RuntimeError("out of memory")
+    with pytest.raises(EngineDead, match="out of memory"):
+        async for _ in outputs:
+            pass
 
 
 async def test_a_stop_ends_open_and_later_calls(driver: EngineDriver, steps: CountingSteps) -> None:

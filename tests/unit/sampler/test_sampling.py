@@ -90,7 +90,7 @@ async def test_an_incomplete_output_is_never_a_finished_sample_SAMP_08(
 
 async def test_a_repeat_attaches_and_another_body_conflicts(engine: FakeEngine, tmp_path: Path) -> None:
     engine.gate.clear()
-    runs = SampleRuns(sampling(engine, tmp_path).run, orphan_seconds=5)
+    runs = SampleRuns(sampling(engine, tmp_path), orphan_seconds=5)
     first = asyncio.create_task(runs.result(request()))
     await until(lambda: engine.running == 1)
     second = asyncio.create_task(runs.result(request()))
@@ -103,7 +103,7 @@ async def test_a_repeat_attaches_and_another_body_conflicts(engine: FakeEngine, 
 
 async def test_an_orphan_is_adopted_by_its_next_caller(engine: FakeEngine, tmp_path: Path) -> None:
     engine.gate.clear()
-    runs = SampleRuns(sampling(engine, tmp_path).run, orphan_seconds=5)
+    runs = SampleRuns(sampling(engine, tmp_path), orphan_seconds=5)
     first = asyncio.create_task(runs.result(request()))
     await until(lambda: engine.running == 1)
     first.cancel()
@@ -118,7 +118,7 @@ async def test_an_orphan_is_adopted_by_its_next_caller(engine: FakeEngine, tmp_p
 
 async def test_an_orphan_nobody_adopts_is_aborted(engine: FakeEngine, tmp_path: Path) -> None:
     engine.gate.clear()
-    runs = SampleRuns(sampling(engine, tmp_path).run, orphan_seconds=0.05)
+    runs = SampleRuns(sampling(engine, tmp_path), orphan_seconds=0.05)
     first = asyncio.create_task(runs.result(request()))
     await until(lambda: engine.running == 1)
     first.cancel()
@@ -128,7 +128,7 @@ async def test_an_orphan_nobody_adopts_is_aborted(engine: FakeEngine, tmp_path: 
 
 async def test_abort_fails_every_caller(engine: FakeEngine, tmp_path: Path) -> None:
     engine.gate.clear()
-    runs = SampleRuns(sampling(engine, tmp_path).run, orphan_seconds=5)
+    runs = SampleRuns(sampling(engine, tmp_path), orphan_seconds=5)
     callers = [asyncio.create_task(runs.result(request())) for _ in range(3)]
     await until(lambda: engine.running == 1)
     assert runs.abort("r1")
