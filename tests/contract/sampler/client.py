@@ -134,6 +134,9 @@ class SamplerClient:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
+    def new_number(self) -> int:
+        return next(_numbers)
+
     async def result(
         self, request: SampleBody, adapter: AdapterRef | None = None, request_id: str = "", cache_salt: str = ""
     ) -> object:
