@@ -28,7 +28,7 @@ from services.common.errors import AdapterNotLoaded, Busy, InvalidInput, ServerE
 from services.common.grpc_boundary import Context
 from services.sampler import metrics
 from services.sampler.conversation import parse_conversation
-from services.sampler.legs import ROLES, check_leg, check_stream, not_loaded
+from services.sampler.legs import BOTH, ROLES, check_leg, check_stream, not_loaded
 from tests.doubles import arithmetic, generation, published
 from tests.doubles.fake_trainer import POOL, trainer_facts
 from tests.doubles.faults import Faults, Rule
@@ -95,7 +95,7 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
         max_adapters: int = MAX_ADAPTERS,
         control: Path | None = None,
         journal: Path | None = None,
-        role: str = "both",
+        role: str = BOTH,
         orphan_seconds: float = 30.0,
     ) -> None:
         super().__init__(SERVICE)
@@ -256,7 +256,7 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
         self.journal.write({**entry, **more})
 
     async def _adapter(self, ref: types_pb2.AdapterRef) -> Loaded:
-        if self.role != "both" and ref.name not in self.loaded:
+        if self.role != BOTH and ref.name not in self.loaded:
             raise AdapterNotLoaded(not_loaded(ref.name, ref.path, self.role))
         return await self._load(ref)
 
@@ -315,7 +315,7 @@ def _arguments() -> argparse.Namespace:
     parser = engine_parser(__doc__)
     parser.add_argument("--sampler-id", default="sampler-double")
     parser.add_argument("--pool", default=POOL)
-    parser.add_argument("--role", default="both", choices=ROLES)
+    parser.add_argument("--role", default=BOTH, choices=ROLES)
     parser.add_argument("--max-adapters", type=int, default=MAX_ADAPTERS)
     return parser.parse_args()
 

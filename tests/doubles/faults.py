@@ -16,7 +16,8 @@ action  delay_before | delay_after    sleep `seconds`
         drop_reply                    executed, but the RPC answers UNAVAILABLE
         die_before | die_after        SIGKILL of this process, before or after taking effect
         hold_token | fail_token | cut_token | die_token     a stream that has told `tokens` tokens waits until the rule
-                                      is gone, fails as unavailable, ends without a finish, or the process dies
+                                      is gone, fails as unavailable, ends without a finish, or the process dies (after
+                                      `seconds`: a caller who is slower than that loses what it has not read)
         delay_token                   `seconds` before each token of a stream
 length  only passes that hold a datum of so many tokens (0 = any unit): what poison looks like
 skip    leave that many matching executions alone first; times: then apply to that many (0 = always)

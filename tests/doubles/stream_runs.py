@@ -133,5 +133,7 @@ async def token_faults(
             raise Unavailable(f"injected failure after {told} tokens")
         if rule.action == "cut_token":
             return False
-        die_if([rule], "die_token")
+        if rule.action == "die_token":
+            await asyncio.sleep(rule.seconds)  # gRPC drops what a caller has not read yet when the connection breaks
+            die_if([rule], "die_token")
     return True

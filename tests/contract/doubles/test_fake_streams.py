@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from services.common.grpc_channel import open_channel
 from tests.contract.doubles.test_fake_sampler import adapter
 from tests.doubles.eventually import eventually
 from tests.doubles.fake_sampler import FakeSampler
+from tests.doubles.faults import write_rules
 from tests.doubles.tokenizer import WordTokenizer, text_of
 
 PROMPT = [5, 6, 7, 8]
@@ -151,6 +154,29 @@ async def test_an_empty_stream_and_one_that_hangs(sampler: FakeSampler, stub: pb
     sampler.faults.add("hold_before", "sample.stream")
     with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
         await asyncio.gather(*[chunk async for chunk in stub.SampleStream(request(), timeout=0.3)])
+
+
+async def test_a_process_dies_after_the_tokens_it_told(tmp_path: Path) -> None:
+    control, port = tmp_path / "control", tmp_path / "port"
+    write_rules(control, [{"kind": "sample", "action": "die_token", "tokens": 3, "seconds": 1.0}])
+    arguments = ["--store-root", tmp_path, "--control", control, "--port-file", port]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.doubles.fake_sampler", *map(str, arguments)
+    )
+    await eventually(port.exists, seconds=60)
+    async with open_channel(f"127.0.0.1:{port.read_text()}") as channel:
+        call, got = pb_grpc.SamplerStub(channel).SampleStream(request(), timeout=30), []
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+            async for chunk in call:
+                got.append(chunk)
+    assert len(ids(got)) == 3
+    assert await process.wait() == -signal.SIGKILL
+
+
+async def test_a_leg_registers_what_its_cache_blocks_pair_by(tmp_path: Path) -> None:
+    both, prefill = FakeSampler(tmp_path), FakeSampler(tmp_path, role="prefill")
+    assert not both.registration().HasField("kv")
+    assert (prefill.registration().role, prefill.registration().kv.block_size) == ("prefill", 32)
 
 
 async def test_under_a_leg_an_adapter_is_refused_until_it_is_loaded_SAMP_02(tmp_path: Path) -> None:
