@@ -49,6 +49,13 @@ class Admitted:
     request: SampleRequest
     plan: list[SequenceRequest]
     stage: Stage
+    begun: bool = False
+
+    def told(self) -> None:
+        """A chunk was told; the first one ends the wait for a first token."""
+        if not self.begun:
+            self.begun = True
+            self.stage.record("sampler.first_token", {"adapter": adapter_name(self.request)})
 
     def done(self, tokens: int, cached: int, stopped: int) -> None:
         """Counts and traces what was generated; `cached` tokens of the prompt were not computed."""

@@ -50,9 +50,13 @@ class Sampling:
         """Tells chunks of all sequences as they come; returns after the `finish` of each."""
         check_stream(request)
         async with self._admission.admitted(request.sample) as admitted:
-            tellers = [
-                SequenceTeller(request, index, self._engine.tokenizer, tell) for index in range(len(admitted.plan))
-            ]
+
+            def told(chunk: SampleChunk) -> None:
+                admitted.told()
+                tell(chunk)
+
+            decoder = self._engine.tokenizer
+            tellers = [SequenceTeller(request, index, decoder, told) for index in range(len(admitted.plan))]
             streams = [self._engine.stream(sequence) for sequence in admitted.plan]
             await _together([one.run(stream) for one, stream in zip(tellers, streams, strict=True)])
             stopped = sum(one.finish == "stop" for one in tellers)

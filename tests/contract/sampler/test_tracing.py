@@ -65,6 +65,13 @@ async def test_load_and_generation_are_spans_of_the_callers_trace_GAP_18(tmp_pat
             )
             metadata = (("traceparent", f"00-{TRACE}-{CALLER}-01"),)
             await client.stub.Sample(request, timeout=30, metadata=metadata)
+            request.request_id = "streamed"
+            streamed = client.stub.SampleStream(
+                pb.SampleStreamRequest(sample=request),
+                timeout=30,
+                metadata=(("traceparent", f"00-{TRACE[::-1]}-{CALLER}-01"),),
+            )
+            assert len([chunk async for chunk in streamed]) == 6
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60):
             assert await process.wait() == 0
@@ -80,6 +87,12 @@ async def test_load_and_generation_are_spans_of_the_callers_trace_GAP_18(tmp_pat
     assert spans["sampler.load_adapter"].parent_span_id == spans["sampler.generate"].parent_span_id == sample.span_id
     assert attributes(sample)["adapter"] == "m@1"
     assert attributes(spans["sampler.generate"])["output_tokens"] == 6
+    told = {span.name: span for span in collector.spans if span.trace_id.hex() == TRACE[::-1]}
+    assert told["sampler.first_token"].parent_span_id == told["sampler.sample"].span_id
+    first, whole = told["sampler.first_token"], told["sampler.generate"]
+    assert first.start_time_unix_nano == whole.start_time_unix_nano
+    assert first.end_time_unix_nano <= whole.end_time_unix_nano
+    assert attributes(told["sampler.sample"])["leg"] == "LEG_WHOLE"
 
 
 def attributes(span) -> dict[str, object]:
