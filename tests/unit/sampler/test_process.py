@@ -12,19 +12,22 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinkermesh.v1.sampler_pb2_grpc import SamplerStub
 
-from services.common.errors import InvalidInput
+from services.common.errors import AdapterNotLoaded, InvalidInput, from_rpc_error
 from services.common.grpc_channel import open_channel
 from services.common.grpc_server import GrpcServer
 from services.common.model_facts import model_facts
+from services.sampler.metrics import SAMPLER
 from services.sampler.ports import EngineDead
 from services.sampler.process import SamplerProcess, serve
 from services.sampler.settings import Settings
 from tests.doubles.eventually import eventually
+from tests.doubles.tokenizer import text_of
 from tests.unit.sampler.doubles import FakeEngine, write_adapter, write_model
 from tests.unit.sampler.test_sampling_plan import body
 
@@ -78,8 +81,8 @@ class Running:
         self.stop = asyncio.Event()
 
     async def __aenter__(self) -> Running:
-        process = SamplerProcess(self.settings, self.engine, model_facts(self.settings, "float32"))
-        self.task = asyncio.create_task(process.serve(self.stop))
+        self.process = SamplerProcess(self.settings, self.engine, model_facts(self.settings, "float32"))
+        self.task = asyncio.create_task(self.process.serve(self.stop))
         await eventually(lambda: Path(self.settings.port_file).exists() or self.task.done())
         self.channel = open_channel(f"127.0.0.1:{Path(self.settings.port_file).read_text().strip()}")
         self.stub = SamplerStub(self.channel)
@@ -187,9 +190,73 @@ async def test_adapters_by_rpc(model: Path) -> None:
         assert (await running.stub.UnloadAdapter(pb.UnloadAdapterRequest(name="m@1"))).was_loaded
 
 
+async def test_a_stream_by_rpc_and_ids_of_a_conversation(model: Path) -> None:
+    async with Running(settings_for(model)) as running:
+        sample = pb.SampleRequest(request_id="r", body=body(max_tokens=3))
+        asked = pb.SampleStreamRequest(sample=sample, with_text=True)
+        chunks = [chunk async for chunk in running.stub.SampleStream(asked, timeout=10)]
+        assert [chunk.finish for chunk in chunks] == ["", "", "length"]
+        reply = await running.stub.Tokenize(pb.TokenizeRequest(text="ab"), timeout=10)
+        assert text_of(np.frombuffer(reply.tokens, "<i4").tolist()) == "ab"
+        with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
+            await running.stub.Tokenize(pb.TokenizeRequest(chat_json="{"), timeout=10)
+
+
+async def test_callers_that_go_away_anywhere_leave_nothing_behind_PDR_12(model: Path) -> None:
+    """1,000 streams cancelled at random points, some aborted, some read to their end."""
+    random = np.random.default_rng(11)
+    async with Running(settings_for(model, orphan_seconds=0.05)) as running:
+
+        async def one(number: int) -> None:
+            sample = pb.SampleRequest(request_id=f"r{number}", body=body(max_tokens=6, num_samples=1 + number % 3))
+            call = running.stub.SampleStream(pb.SampleStreamRequest(sample=sample), timeout=60)
+            try:
+                for _ in range(int(random.integers(0, 8))):
+                    await call.read()
+                if number % 4 == 0:
+                    await running.stub.Abort(pb.AbortRequest(request_id=f"r{number}"), timeout=60)
+            finally:
+                call.cancel()
+
+        for first in range(0, 1000, 100):
+            running.engine.gate.clear() if first % 200 else running.engine.gate.set()
+            running.engine.told = 2
+            # One that reads past what the gate lets through waits; its time ends it.
+            await asyncio.gather(*(asyncio.wait_for(one(first + n), 0.5) for n in range(100)), return_exceptions=True)
+        await eventually(lambda: running.engine.running == 0)
+        await eventually(lambda: not running.process._runs._runs)
+        assert SAMPLER.registry.get_sample_value("tinkermesh_sampler_sequences_open") == 0
+
+
+async def test_a_stop_ends_streams_as_it_ends_samples(model: Path) -> None:
+    async with Running(settings_for(model, drain_seconds=0.05)) as running:
+        running.engine.gate.clear()
+        running.engine.told = 1
+        sample = pb.SampleRequest(request_id="r", body=body())
+        call = running.stub.SampleStream(pb.SampleStreamRequest(sample=sample), timeout=30)
+        await call.read()
+        running.stop.set()
+        with pytest.raises(grpc.aio.AioRpcError, match="r was aborted"):
+            await call.read()
+        await asyncio.wait_for(running.task, 10)
+
+
+async def test_its_role_is_registered_and_described(model: Path, registry: Registry) -> None:
+    settings = settings_for(model, schedulers=f"127.0.0.1:{registry.server.port}", role="prefill")
+    async with Running(settings) as running:
+        await eventually(lambda: bool(registry.seen))
+        assert (await running.stub.Describe(pb.DescribeSamplerRequest())).role == "prefill"
+        adapter = {"name": "m@1", "path": "runs/m"}
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.stub.Sample(pb.SampleRequest(request_id="r", adapter=adapter, body=body()), timeout=3)
+        assert isinstance(from_rpc_error(caught.value), AdapterNotLoaded)
+    assert registry.seen[0].role == "prefill"
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        ({"role": "all"}, "role 'all' is not one of both, prefill, decode"),
         ({"max_adapters": 0}, "max_adapters"),
         ({"kv_cache_gib": 0.0}, "kv_cache_gib"),
         ({"dtype": "int8"}, "dtype"),
