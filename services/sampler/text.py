@@ -63,8 +63,8 @@ class Characters:
         """Bytes that never become characters must not pile up: tell all but the end that still may."""
         last = len(self._tokens)
         for cut in range(last - 1, last - _LONGEST_CHARACTER, -1):
-            head = self._decode(self._tokens[:cut])
-            if head + self._decode(self._tokens[cut:]) == text:
+            head, tail = self._decode(self._tokens[:cut]), self._decode(self._tokens[cut:])
+            if tail and head + tail == text:
                 return self._tell(cut, head)
         return ""
 

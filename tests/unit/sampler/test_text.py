@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -120,9 +120,10 @@ def test_no_piece_holds_half_a_character(cut: tuple[Bytes, list[int]]) -> None:
 
 
 @MORE
-@given(st.lists(st.integers(0, 511)))
+@given(st.lists(st.one_of(st.integers(0, 511), st.sampled_from([0xE4, 0xF0, 0x9F, 0x80, 600]))))
+@example([0xF0, 0x9F, 600, 600, 600, 0x98, 0x80])
 def test_any_tokens_at_all_come_to_their_text(tokens: list[int]) -> None:
-    """Bytes that are no characters too, in runs of any length."""
+    """Bytes that are no characters too, in runs of any length, and ids the tokenizer does not know."""
     assert told(DOUBLE, tokens)[0] == said(DOUBLE, tokens)
 
 
