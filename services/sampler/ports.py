@@ -121,12 +121,16 @@ class EngineDead(Unavailable):
 
 
 class Tokenizer(Decoder, Protocol):
-    """`encode` and `render` are called by one thread at a time, `decode` beside them."""
+    """`encode`, `render` and `piece` are called by one thread at a time, `decode` beside them."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
     def render(self, conversation: Conversation) -> list[int]:
         """By the model's chat template. Raises InvalidInput when there is none or it refuses the conversation."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """What it adds to a text, a special token's name; b"" of a token there is not."""
         ...
 
 

@@ -74,6 +74,9 @@ class SamplerServicer(pb_grpc.SamplerServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeReply:
         return pb.TokenizeReply(tokens=await self._tokenizing.tokens(request))
 
+    async def Pieces(self, request: pb.PiecesRequest, context: Context) -> pb.PiecesReply:
+        return pb.PiecesReply(pieces=await self._tokenizing.pieces(request.tokens))
+
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:
         return pb.AbortReply(was_running=self._runs.abort(request.request_id))
 

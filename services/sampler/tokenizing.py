@@ -1,9 +1,11 @@
-"""Token ids of texts and conversations: bounded, and off the event loop."""
+"""Token ids of texts and conversations, and what they are made of: bounded, and off the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 from tinkermesh.v1.sampler_pb2 import TokenizeRequest
@@ -15,6 +17,9 @@ from services.sampler.ports import Tokenizer
 BYTES_PER_TOKEN = 32
 LEAST_BYTES = 1 << 16
 MAX_WAITING = 256
+MAX_PIECES = 1 << 18
+
+T = TypeVar("T")
 
 
 class Tokenizing:
@@ -33,18 +38,28 @@ class Tokenizing:
         if kind is None:
             raise InvalidInput("neither text nor chat_json is given")
         self._check_size(kind, len((request.text or request.chat_json).encode()))
-        if self._waiting >= MAX_WAITING:
-            raise Busy(f"this sampler has {self._waiting} texts to tokenize; retry later")
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._work, request)
-        finally:
-            self._waiting -= 1
+        return await self._in_turn(lambda: self._tokens(request))
+
+    async def pieces(self, tokens: bytes) -> list[bytes]:
+        """The bytes of each of `tokens`, int32 little-endian. Raises InvalidInput, Busy."""
+        if len(tokens) % 4 or len(tokens) // 4 > MAX_PIECES:
+            raise InvalidInput(f"tokens has {len(tokens)} bytes; it must hold at most {MAX_PIECES} int32 tokens")
+        ids: list[int] = np.frombuffer(tokens, "<i4").tolist()
+        return await self._in_turn(lambda: [self._tokenizer.piece(token) for token in ids])
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _work(self, request: TokenizeRequest) -> bytes:
+    async def _in_turn(self, work: Callable[[], T]) -> T:
+        if self._waiting >= MAX_WAITING:
+            raise Busy(f"this sampler has {self._waiting} texts to tokenize; retry later")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        finally:
+            self._waiting -= 1
+
+    def _tokens(self, request: TokenizeRequest) -> bytes:
         if request.WhichOneof("input") == "chat_json":
             tokens = self._tokenizer.render(parse_conversation(request.chat_json))
         else:

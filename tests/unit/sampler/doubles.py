@@ -66,6 +66,7 @@ class FakeEngine:
     script: list[int] = field(default_factory=list)
     """Tokens that a stream generates, instead of 0, 1, 2, …"""
     told: int = 0
+    per_delta: int = 1
     tokenizer: WordTokenizer = field(default_factory=WordTokenizer)
     running: int = 0
     most_loaded: int = 0
@@ -114,15 +115,18 @@ class FakeEngine:
                 self.events.append(f"abort {request.sequence_id}")
 
     async def stream(self, request: SequenceRequest) -> AsyncGenerator[SequenceDelta, None]:
-        """A token at a time, token n with logprob -n - 0.5."""
+        """`per_delta` tokens at a time, token n with logprob -n - 0.5."""
         tokens, finish = self.script or list(range(request.max_tokens)), ""
         self.running += 1
         try:
-            for at, token in enumerate(tokens):
+            for at in range(0, len(tokens), self.per_delta):
                 if at >= self.told:
                     await self._at_gate()
-                finish = self.finish if at + 1 == len(tokens) else ""
-                yield SequenceDelta(np.int32([token]), np.float32([-at - 0.5]), finish, None, 3)
+                gained = tokens[at : at + self.per_delta]
+                finish = self.finish if at + len(gained) == len(tokens) else ""
+                yield SequenceDelta(
+                    np.int32(gained), -np.arange(at, at + len(gained)) - np.float32(0.5), finish, None, 3
+                )
         finally:
             self.running -= 1
             if not finish:

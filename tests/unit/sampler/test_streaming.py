@@ -96,6 +96,17 @@ async def test_a_prefill_leg_keeps_back_what_the_decode_leg_tells_PDR_14(engine:
     assert (text(first), text(second)) == ("", "STAR")
 
 
+async def test_tokens_after_the_one_that_completes_a_stop_string_are_not_told(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    """Also of those that come together with it."""
+    engine.script, engine.per_delta = list(b"aSTOPbcdef"), 4
+    told = await chunks(runs_of(engine, tmp_path).chunks(request(stop=StopCondition(strings=["STOP"]))))
+    assert ids(told) == list(b"aSTOP") and text(told) == "a"
+    assert np.frombuffer(b"".join(chunk.logprobs for chunk in told), "<f4").tolist() == [-0.5, -1.5, -2.5, -3.5, -4.5]
+    assert engine.events == ["abort r/0"]
+
+
 @pytest.mark.parametrize("with_text", [True, False])
 async def test_a_stop_string_that_begins_before_the_seam_ends_the_decode_leg_PDR_14(
     engine: FakeEngine, tmp_path: Path, *, with_text: bool

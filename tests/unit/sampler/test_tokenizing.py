@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tinkermesh.v1.sampler_pb2 import TokenizeRequest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.common.errors import Busy, InvalidInput
 from services.sampler.conversation import Conversation
 from services.sampler.engine.tokenizer import ModelTokenizer
-from services.sampler.tokenizing import LEAST_BYTES, MAX_WAITING, Tokenizing
+from services.sampler.tokenizing import LEAST_BYTES, MAX_PIECES, MAX_WAITING, Tokenizing
 from tests.doubles.tokenizer import WordTokenizer
 from tools.make_tiny_qwen3 import END, build_tokenizer
 
@@ -112,6 +113,38 @@ async def test_what_cannot_be_tokenized_is_named(tokenizing: Tokenizing, request
 
 async def test_special_tokens_are_those_that_are_not_said(tokenizing: Tokenizing) -> None:
     assert tokenizing._tokenizer.special == {0, 1}
+
+
+@pytest.mark.parametrize("name", ["byte level", "byte fallback"])
+async def test_pieces_joined_are_the_bytes_of_the_text(tmp_path: Path, name: str) -> None:
+    """A token of half a character has half its bytes; a special one its name; one there is not none."""
+    tokenizer = build_tokenizer() if name == "byte level" else fallback_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    tokenizing = Tokenizing(ModelTokenizer(tmp_path), 2048)
+    said = "the captain 世界 naïve\n👋"
+    tokens = await tokenizing.tokens(TokenizeRequest(text=said))
+    pieces = await tokenizing.pieces(tokens)
+    assert b"".join(pieces).decode().removeprefix(" ") == said
+    assert len(pieces) == len(tokens) // 4 > len(said.split())
+    assert any(b"\x80" <= piece < b"\xf8" and len(piece) == 1 for piece in pieces)
+    assert await tokenizing.pieces(np.array([0, 10**6, -1], "<i4").tobytes()) == [END.encode(), b"", b""]
+
+
+async def test_pieces_are_bounded(tokenizing: Tokenizing) -> None:
+    for tokens in (b"abc", bytes(4 * (MAX_PIECES + 1))):
+        with pytest.raises(InvalidInput, match=f"tokens has {len(tokens)} bytes"):
+            await tokenizing.pieces(tokens)
+
+
+def fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """As Llama 2: a space belongs to the token after it, unknown characters are bytes <0x..>."""
+    pieces = [END, "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁thecapin", "th", "the"]
+    vocabulary = {piece: token for token, piece in enumerate(dict.fromkeys(pieces))}
+    merges = [("t", "h"), ("th", "e")]
+    bpe = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace()
+    bpe.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END)
 
 
 class SlowTokenizer(WordTokenizer):
