@@ -17,7 +17,7 @@ from services.scheduler.sampling.generation import Generation, Wanted
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.link import SamplerLink
 from services.scheduler.sampling.loading import all_loaded
-from services.scheduler.sampling.routing import Request, Router, check_complete
+from services.scheduler.sampling.routing import Request, Router, absence, check_complete
 from services.scheduler.sampling.spot import Spot
 
 log = logging.getLogger(__name__)
@@ -100,8 +100,8 @@ class Placements:
         self, wanted: Wanted, refused: dict[str, TinkermeshError], links: list[SamplerLink]
     ) -> TinkermeshError:
         names = ", ".join(sorted(link.sampler_id for link in links))
-        if not any(link.usable for link in links):
-            return Unavailable(f"stage 'place': every sampler of pool {wanted.pool} is away or drained ({names})")
+        if gone := absence(links):
+            return Unavailable(f"stage 'place': pool {wanted.pool} has no sampler that takes requests ({gone})")
         why = "".join(f"; {error.message}" for error in refused.values())
         return Busy(f"stage 'place': no room for {wanted.sequences} sequences in time on {names}{why}; retry later")
 

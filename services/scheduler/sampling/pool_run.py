@@ -21,7 +21,7 @@ from services.scheduler.sampling.flight import Flight, spot_of
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.link import SamplerLink
 from services.scheduler.sampling.outcome import Verdict, server_failure
-from services.scheduler.sampling.routing import Request, Router
+from services.scheduler.sampling.routing import Request, Router, absence
 from services.scheduler.sampling.serving import Retry, Served, attempt, report
 from services.scheduler.sampling.spot import Spot
 from services.scheduler.sampling.turns import Turns
@@ -151,10 +151,11 @@ class PoolRun:
 
     async def _place(self) -> None:
         links = await self._fleet.links(self._pool)
-        if any(link.usable for link in links):
+        why = absence(links)
+        if not why:
             self._without_sampler_since = 0.0
         elif len(self._turns):
-            await self._give_up()
+            await self._give_up(why)
         while batch := self._next_batch(links):
             await self._start(batch)
 
@@ -170,15 +171,15 @@ class PoolRun:
             batch.append((waiting, Flight(spot, sample.sequences)))
         return batch
 
-    async def _give_up(self) -> None:
-        """No sampler can be reached: what has waited for one too long fails."""
+    async def _give_up(self, why: str) -> None:
+        """No sampler, and no pair, can take anything: what has waited too long fails."""
         now = self._now()
         self._without_sampler_since = self._without_sampler_since or now
         bound = self._limits.sampler_wait_seconds
         for waiting in self._turns.all():
             if now - max(self._without_sampler_since, waiting.joined_at) > bound:
                 self._turns.remove(waiting)
-                text = f"pool {self._pool} had no live sampler for {bound:g} s"
+                text = f"pool {self._pool} had no live sampler for {bound:g} s ({why})"
                 await self._settle(waiting, server_failure("dispatch", text))
 
     # -- what runs -----------------------------------------------------------------------

@@ -46,9 +46,21 @@ class Router:
         return spot
 
 
+def absence(links: Sequence[SamplerLink]) -> str:
+    """Why none of them, and no two of them, take a request now though they had room; "" when some do."""
+    usable = [link for link in links if link.usable]
+    if whole(usable) or pairs(usable):
+        return ""
+    unpaired = problems(links)
+    why = {link.sampler_id: unpaired.get(link.sampler_id, "") or _unusable(link) for link in links}
+    return "; ".join(f"{name}: {text}" for name, text in sorted(why.items()) if text) or "there is none"
+
+
+def _unusable(link: SamplerLink) -> str:
+    return "" if link.usable else "drained" if link.draining else "away"
+
+
 def check_complete(pool: str, links: Sequence[SamplerLink]) -> None:
-    """Raises Unavailable where no sampler, and no two of them, could ever take a request, naming what is in the way."""
-    if whole(links) or pairs(links):
-        return
-    why = "; ".join(f"{name}: {text}" for name, text in sorted(problems(links).items()))
-    raise Unavailable(f"stage 'place': pool {pool} has no live sampler" + (f" that is ready ({why})" if why else ""))
+    """Raises Unavailable where waiting for room or for one that is away cannot help, naming what is in the way."""
+    if not whole(links) and not pairs(links):
+        raise Unavailable(f"stage 'place': pool {pool} has no live sampler that is ready ({absence(links)})")

@@ -88,6 +88,18 @@ async def test_a_decode_leg_that_breaks_is_repeated_unseen_with_its_prefill_leg_
     assert (legs(prefill), legs(decode)) == (["LEG_PREFILL"] * 2, ["LEG_DECODE"])
 
 
+async def test_samples_do_not_wait_for_ever_for_a_partner_that_does_not_come_SAMP_06(
+    mesh: FrontMesh, start_sampler: StartSampler
+) -> None:
+    replica = await mesh.replica(sampler_wait_seconds=1.0)
+    await start_sampler(sampler_id="first", role="prefill")
+    sampler = await base_sampler(replica, await session(replica))
+    reply = await replica.scheduler.Submit(sample_request(sampler, 0))
+    failure = (await result(replica, reply.request_id, seconds=30)).failure
+    assert failure.category == types.FAILURE_CATEGORY_SERVER
+    assert "(first: there is no decode sampler)" in failure.message
+
+
 async def test_a_cancelled_sample_ends_at_both_samplers(mesh: FrontMesh, start_sampler: StartSampler) -> None:
     from tinkermesh.v1 import scheduler_pb2 as pb
 

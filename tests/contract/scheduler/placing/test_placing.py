@@ -191,7 +191,7 @@ async def test_a_drained_sampler_gets_nothing_until_it_is_admitted_again(place: 
         assert len([chunk async for chunk in running.stream(asked(), LONG)]) == 3  # what runs there ends there
     assert (len(drained.streams), len(other.streams)) == (1, 1)
     place.directory.drained = {"a", "b"}
-    with pytest.raises(Unavailable, match=r"every sampler of pool double is away or drained \(a, b\)"):
+    with pytest.raises(Unavailable, match=r"takes requests \(a: drained; b: drained\)"):
         async with place.placements.place(wanted(), 0.1):
             pass
     place.directory.drained = {"b"}

@@ -86,7 +86,8 @@ async def test_two_legs_say_what_one_sampler_says_PDR_02_PDR_14_PDR_15(place: Pl
     await alone.legs["both"].stop()
 
 
-async def test_each_leg_is_asked_for_its_part_of_the_same_request_PDR_01_PDR_03_PDR_16(place: Place) -> None:
+async def test_each_leg_is_asked_for_its_part_of_the_same_request_PDR_01_PDR_03_PDR_05_PDR_16(place: Place) -> None:
+    """All but its part is as it was asked for: nothing forces the first token to be no end, as a minimum would."""
     prefill, decode = await pair(place)
     adapter = place.adapter()
     request = asked(max_tokens=7, temperature=0.7, top_p=0.9, top_k=5, seed=11, topk_sample_logprobs=2)
@@ -310,6 +311,14 @@ async def test_without_its_partner_a_sampler_is_named(place: Place) -> None:
     await place.leg("decode")
     with pytest.raises(Unavailable, match="decode: there is no prefill sampler"):
         await told(place, asked())
+
+
+async def test_a_drained_half_of_a_pair_is_named_when_nobody_else_is_there(place: Place) -> None:
+    await pair(place)
+    place.directory.drained = {"prefill"}
+    with pytest.raises(Unavailable, match=r"takes requests \(prefill: drained\)"):
+        async with place.placements.place(wanted(), 0.1):
+            pass
 
 
 async def test_the_prefill_sampler_is_free_while_its_sequence_is_decoded(place: Place) -> None:
