@@ -149,3 +149,49 @@ def test_the_index_is_bounded_and_forgets_what_was_not_used() -> None:
 def test_depths_double_every_second_time() -> None:
     assert prefixes.DEPTHS[:8] == [1, 2, 3, 4, 6, 8, 12, 16]
     assert BLOCK_BYTES == 128
+
+
+class Caching(Sampler):
+    """A sampler with an endless cache of whole blocks."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, capacity=16)
+        self.blocks: set[bytes] = set()
+        self.most_in_flight = 0
+
+    def computes(self, prompt: bytes) -> float:
+        """The share of the prompt it had not cached."""
+        starts = [prompt[:end] for end in range(BLOCK_BYTES, len(prompt) - 3, BLOCK_BYTES)]
+        hits = next((n for n, start in enumerate(starts) if start not in self.blocks), len(starts))
+        self.blocks.update(starts)
+        return 1.0 - hits * BLOCK_BYTES / len(prompt)
+
+
+def computed(*, routed: bool) -> tuple[float, int]:
+    """(share of all prompts that was computed, most in flight at one sampler) over conversations that interleave."""
+    dice, index, samplers = np.random.default_rng(3), PrefixIndex(), [Caching("a"), Caching("b")]
+    talks = {n: prompt((n + 1, 200)) for n in range(24)}
+    under_way: list[Caching] = []
+    shares = []
+    for turn in range(24 * 8):
+        number = int(dice.integers(24))
+        asked = talks[number] = talks[number] + prompt((100 + turn, 60))
+        starts = starts_of("t", asked)
+        choice = choose(Ask("", 1, index.cached("", starts)), samplers)
+        assert choice is not None
+        taken = choice.sampler if routed else samplers[turn % 2]
+        index.sent("", starts, taken.incarnation)
+        shares.append(taken.computes(asked))
+        taken.in_flight += 1
+        taken.most_in_flight = max(taken.most_in_flight, taken.in_flight)
+        under_way.append(taken)
+        while len(under_way) > 8:
+            under_way.pop(int(dice.integers(len(under_way)))).in_flight -= 1
+    return float(np.mean(shares)), max(sampler.most_in_flight for sampler in samplers)
+
+
+def test_conversations_are_computed_once_and_the_load_stays_even() -> None:
+    routed, most = computed(routed=True)
+    in_turn, _ = computed(routed=False)
+    assert routed < 0.75 * in_turn
+    assert most <= 8 / 2 + 16 * SLACK
