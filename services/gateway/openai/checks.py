@@ -82,30 +82,33 @@ def _request(body: Sampling, logprobs: int | None, limits: Limits, *, echo: bool
     _neutral("logit_bias", body.logit_bias, None, {})
     if body.stream_options is not None and not body.stream:
         raise InvalidInput("stream_options: they need stream to be true")
+    request = pb.GenerateRequest(model=body.model, body=_sample(body, limits), with_pieces=logprobs is not None)
+    request.body.topk_sample_logprobs = logprobs or 0
+    request.at_the_end = not body.stream
+    request.affinity = (body.prompt_cache_key or "")[:MAX_NAME]
+    wish = Wish(
+        model=body.model,
+        per_prompt=request.body.num_samples,
+        logprobs=logprobs,
+        echo=echo,
+        token_ids=bool(body.return_token_ids),
+        stream=bool(body.stream),
+        usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+    )
+    return request, wish
+
+
+def _sample(body: Sampling, limits: Limits) -> types.SampleBody:
     sample = types.SampleBody(
         num_samples=1 if body.n is None else _whole("n", body.n, 1, limits.max_samples),
         stop=_stop(body, limits),
         temperature=_temperature(body.temperature),
         top_p=_top_p(body.top_p),
         top_k=_top_k(body.top_k),
-        topk_sample_logprobs=logprobs or 0,
     )
     if body.seed is not None:
         sample.seed = body.seed
-    request = pb.GenerateRequest(model=body.model, body=sample, with_pieces=logprobs is not None)
-    request.at_the_end = not body.stream
-    request.affinity = (body.prompt_cache_key or "")[:MAX_NAME]
-    usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    wish = Wish(
-        model=body.model,
-        per_prompt=sample.num_samples,
-        logprobs=logprobs,
-        echo=echo,
-        token_ids=bool(body.return_token_ids),
-        stream=bool(body.stream),
-        usage=usage,
-    )
-    return request, wish
+    return sample
 
 
 def _neutral(name: str, value: Any, *neutral: Any, remedy: str = "it is not supported here; leave it out") -> None:

@@ -34,7 +34,7 @@ _FORMS: dict[type[TinkermeshError], tuple[str, str]] = {
     Busy: ("rate_limit_error", "rate_limit_exceeded"),
     ContextExceeded: (_INVALID, "context_length_exceeded"),
 }
-_NAMED = re.compile(r"([a-z_]+)[\[.:]")
+_NAMED = re.compile(r"([a-z_]+)[\[.: ]")
 _IN_BODY = re.compile(r"(?:at `\$\.|unknown field `|required field `)([A-Za-z0-9_]+)")
 
 

@@ -12,6 +12,7 @@ from services.scheduler.sampling.generation import Generations
 
 TOKENIZE_SECONDS = 30.0
 ITEM_BYTES = 4
+_NAMES = {"text": "prompt", "chat_json": "messages"}
 
 
 async def tokens_of(generations: Generations, pool: str, prompt: pb.Prompt) -> bytes:
@@ -19,14 +20,22 @@ async def tokens_of(generations: Generations, pool: str, prompt: pb.Prompt) -> b
 
     Raises InvalidInput, Unavailable.
     """
-    kind = prompt.WhichOneof("input")
-    if kind == "tokens":
+    if prompt.HasField("tokens"):
         return prompt.tokens
-    if kind == "chat_json":
+    if prompt.HasField("chat_json"):
         asked = sampler_pb2.TokenizeRequest(chat_json=prompt.chat_json)
     else:
         asked = sampler_pb2.TokenizeRequest(text=prompt.text, add_special_tokens=prompt.add_special_tokens)
-    return await generations.tokenize(pool, asked, TOKENIZE_SECONDS)
+    try:
+        return await generations.tokenize(pool, asked, TOKENIZE_SECONDS)
+    except InvalidInput as error:
+        raise InvalidInput(_by_the_clients_names(error.message)) from error
+
+
+def _by_the_clients_names(message: str) -> str:
+    """A sampler says `text` and `chat_json` of what the client calls otherwise."""
+    name, _, rest = message.partition(" ")
+    return f"{_NAMES[name]}: it {rest}" if name in _NAMES else message
 
 
 def sample_body(request: pb.GenerateRequest, tokens: bytes, facts: types.PoolFacts) -> types.SampleBody:

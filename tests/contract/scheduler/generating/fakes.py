@@ -57,6 +57,8 @@ class FakeGenerations:
         text = request.chat_json or request.text
         if text == "refused":
             raise InvalidInput("messages: the template says no")
+        if text == "long":
+            raise InvalidInput(f"{request.WhichOneof('input')} has 9 bytes; it takes no more than 8")
         return np.array([ord(one) for one in text], "<i4").tobytes()
 
     async def pieces(self, pool: str, tokens: bytes, seconds: float) -> list[bytes]:

@@ -49,6 +49,14 @@ async def test_a_conversation_is_made_tokens_by_the_samplers_template(stage: Sta
         await stage.events(prompt=pb.Prompt(chat_json="refused"))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "name"), [(pb.Prompt(text="long"), "prompt: "), (pb.Prompt(chat_json="long"), "messages: ")]
+)
+async def test_what_a_sampler_refuses_is_told_by_the_clients_names(stage: Stage, prompt: pb.Prompt, name: str) -> None:
+    async with refused(InvalidInput, f"{name}it has 9 bytes"):
+        await stage.events(prompt=prompt)
+
+
 async def test_token_ids_are_not_tokenized_again(stage: Stage) -> None:
     await stage.events(prompt=pb.Prompt(tokens=np.array([5, 6], "<i4").tobytes()))
     assert stage.generations.tokenized == []
