@@ -13,7 +13,7 @@ import pytest
 
 from services.common.errors import BY_CODE
 from services.gateway.openai.bodies import FIELDS
-from services.gateway.openai.checks import DEFAULT_TOKENS
+from services.gateway.openai.checks import DEFAULT_TOKENS, MAX_ECHOED
 from services.gateway.openai.errors import INTERNAL, error_object
 from services.gateway.settings import Limits, Settings
 from services.scheduler.settings import Settings as SchedulerSettings
@@ -82,6 +82,7 @@ def test_every_error_on_the_page_is_one_of_the_code() -> None:
         f"1 to {GATEWAY.max_samples} sequences; prompts times `n` at most {GATEWAY.max_samples}",
         f"Left out: {DEFAULT_TOKENS} for a completion",
         f"up to {Limits().max_stops} texts",
+        f"at most {MAX_ECHOED:,} then",
         f"0 to {GATEWAY.max_topk_logprobs} alternatives",
         f"every {GATEWAY.completion_heartbeat_seconds:g} s",
         f"a body above {GATEWAY.max_small_body_bytes >> 20} MiB",

@@ -17,6 +17,9 @@ from services.gateway.validation.numbers import finite
 DEFAULT_TOKENS = 16
 """Of a completion without max_tokens, as OpenAI has it."""
 MAX_NAME = 1_024
+MAX_ECHOED = 1 << 17
+"""Token ids of prompts whose text is told: each comes from a sampler as bytes of its own, in one message."""
+ITEM_BYTES = 4
 _MAX_STOP_CHARACTERS = 1_024
 
 
@@ -43,7 +46,10 @@ def completion(body: Completion, limits: Limits) -> tuple[pb.GenerateRequest, Wi
     request.prompts.extend(prompts_of(body))
     if len(request.prompts) * wish.per_prompt > limits.max_samples:
         raise InvalidInput(f"prompt: prompts times n are more than {limits.max_samples}; send fewer at once")
-    request.with_prompt_pieces = wish.echo and any(one.HasField("tokens") for one in request.prompts)
+    echoed = sum(len(one.tokens) for one in request.prompts) // ITEM_BYTES if wish.echo else 0
+    if echoed > MAX_ECHOED:
+        raise InvalidInput(f"echo: {echoed} token ids are more than the {MAX_ECHOED} that are made text; leave it out")
+    request.with_prompt_pieces = echoed > 0
     if body.max_tokens is None:
         request.default_tokens = DEFAULT_TOKENS
     else:

@@ -177,6 +177,7 @@ async def test_a_tenant_has_its_own_name_at_the_scheduler(
         ({"n": 0}, "n"), ({"n": 65}, "n"), ({"max_tokens": 0}, "max_tokens"), ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"), ({"top_p": 1.5}, "top_p"), ({"stop": ""}, "stop"), ({"stop": ["x"] * 65}, "stop"),
         ({"logprobs": 21}, "logprobs"), ({"echo": True, "logprobs": 1}, "echo"), ({"suffix": "x"}, "suffix"),
+        ({"echo": True, "prompt": [1] * 131_073}, "echo"),
         ({"best_of": 2}, "best_of"), ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"frequency_penalty": -0.5}, "frequency_penalty"), ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"prompt": []}, "prompt"), ({"prompt": [""] * 65}, "prompt"), ({"prompt": ["x", [1]], "n": 33}, "prompt"),
