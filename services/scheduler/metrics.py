@@ -66,6 +66,12 @@ sample_seconds = SCHEDULER.histogram("sample_seconds", "From a sample's admissio
 sample_retries = SCHEDULER.counter(
     "sample_retries_total", "Attempts to sample that had no outcome and were repeated, by where.", ["pool", "where"]
 )
+leg_first_token = SCHEDULER.histogram(
+    "leg_first_token_seconds",
+    "From a stream's start at a sampler to its first chunk, by leg: whole, prefill (queue, prompt, blocks saved) or "
+    "decode (queue, blocks loaded, one step).",
+    ["leg"],
+)
 flow_retries = SCHEDULER.counter(
     "flow_retries_total",
     "Streams that broke before their caller had anything of them, and began anew on samplers chosen again.",

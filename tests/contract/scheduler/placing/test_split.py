@@ -23,6 +23,7 @@ from services.common.errors import (
     TinkermeshError,
     Unavailable,
 )
+from services.scheduler.metrics import SCHEDULER
 from services.scheduler.sampling import link
 from services.scheduler.sampling.collecting import collected
 from services.scheduler.sampling.legs import decode_seed
@@ -111,6 +112,19 @@ async def test_each_leg_is_asked_for_its_part_of_the_same_request_PDR_01_PDR_03_
     assert (rest.sample.body.max_tokens, rest.seam_tokens, first.seam_tokens) == (6, 1, 0)
     assert (first.sample.body.seed, rest.sample.body.seed) == (11, decode_seed(11))
     assert [chunk.finish for chunk in chunks] == [""] * 6 + ["length"]
+
+
+async def test_each_leg_tells_how_long_its_first_token_took(place: Place) -> None:
+    def seen(leg: str) -> float:
+        name = "tinkermesh_scheduler_leg_first_token_seconds_count"
+        return SCHEDULER.registry.get_sample_value(name, {"leg": leg}) or 0.0
+
+    await pair(place)
+    before = {leg: seen(leg) for leg in ("whole", "prefill", "decode")}
+    request = asked(max_tokens=3, sequences=2)
+    request.sample.body.stop.disabled = True
+    await told(place, request)
+    assert {leg: seen(leg) - count for leg, count in before.items()} == {"whole": 0, "prefill": 1, "decode": 2}
 
 
 async def test_several_sequences_share_one_pass_over_the_prompt_and_go_on_alone_SAMP_07(place: Place) -> None:
