@@ -15,6 +15,8 @@ from tinkermesh.v1 import (
     admin_pb2_grpc,
     catalog_pb2,
     catalog_pb2_grpc,
+    console_pb2,
+    console_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
     tenants_pb2,
@@ -80,6 +82,7 @@ class App:
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(parts.scheduler, self._server.server)
         scheduler_pb2_grpc.add_RegistryServicer_to_server(parts.registry, self._server.server)
         catalog_pb2_grpc.add_CatalogServicer_to_server(parts.catalog, self._server.server)
+        console_pb2_grpc.add_ConsoleServicer_to_server(parts.console, self._server.server)
         admin_pb2_grpc.add_AdminServicer_to_server(parts.admin, self._server.server)
         tenants_pb2_grpc.add_TenantsServicer_to_server(parts.tenants, self._server.server)
         self.port = await self._server.start(settings.listen)
@@ -160,4 +163,5 @@ def _services() -> Sequence[ServiceDescriptor]:
     scheduler = scheduler_pb2.DESCRIPTOR.services_by_name
     operators = [admin_pb2.DESCRIPTOR.services_by_name["Admin"], tenants_pb2.DESCRIPTOR.services_by_name["Tenants"]]
     catalog = catalog_pb2.DESCRIPTOR.services_by_name["Catalog"]
-    return [scheduler["Scheduler"], scheduler["Registry"], catalog, *operators]
+    console = console_pb2.DESCRIPTOR.services_by_name["Console"]
+    return [scheduler["Scheduler"], scheduler["Registry"], catalog, console, *operators]
