@@ -21,6 +21,7 @@ from services.gateway.routes import (
     batches,
     checkpoints,
     completions,
+    console,
     downloads,
     futures,
     history,
@@ -49,6 +50,7 @@ _AREAS = (
     history,
     auth,
     meta,
+    console,
     hosted_only,
 )
 

@@ -78,8 +78,9 @@ def endpoint(
     begins_trace: bool = True,
     audited: bool | None = None,
     authenticate: bool = True,
+    prefix: str = PREFIX,
 ) -> Route:
-    """A route under /api/v1 whose handler runs authenticated and whose failures are JSON answers.
+    """A route under `prefix` whose handler runs authenticated and whose failures are JSON answers.
 
     What clients send over and over, such as polls and heartbeats, is traced only inside a trace of theirs.
     `audited`: what it admits leaves an audit line. Without word all but GETs and what is not traced does;
@@ -87,7 +88,7 @@ def endpoint(
     link itself; its call has no tenant.
     """
     keeps = (begins_trace and tuple(methods) != ("GET",)) if audited is None else audited
-    frame = _Frame(gateway, PREFIX + path, handler, begins_trace, keeps, authenticate)
+    frame = _Frame(gateway, prefix + path, handler, begins_trace, keeps, authenticate)
     return Route(frame.route, frame.serve, methods=list(methods))
 
 

@@ -16,6 +16,7 @@ from services.gateway.offload import Offload
 from services.gateway.settings import Settings
 from services.gateway.tokens import Tokens
 from services.gateway.upstream.catalog import CatalogClient
+from services.gateway.upstream.console import ConsoleClient
 from services.gateway.upstream.facts import FactsCache
 from services.gateway.upstream.keys import KeyAnswers, TenantsClient
 from services.gateway.upstream.retry import Retry
@@ -39,6 +40,7 @@ class Gateway:
         retry = Retry(settings.rpc_timeout_seconds, settings.retry_seconds)
         self.scheduler = SchedulerClient(self._channel, retry)
         self.catalog = CatalogClient(self._channel, retry)
+        self.console = ConsoleClient(self._channel, retry)
         self.links = Links(pepper)
         self.tenants = TenantsClient(self._channel, retry)
         self.tokens = Tokens(pepper, settings.jwt_lifetime_seconds) if settings.jwt_auth else None

@@ -40,6 +40,8 @@ class Stage:
 
     async def send(self, method: str, path: str, attempt: Attempt) -> httpx.Response:
         url = path.format(**(attempt.path or {}))
+        if path.startswith("/console"):  # not below /api/v1
+            url = f"{self.mesh.base_url}{url}"
         if method == "POST":
             return await self.stranger.post(url, attempt.body if attempt.body is not None else {})
         return await self.stranger._clients[0].request(method, url, json=attempt.body)
