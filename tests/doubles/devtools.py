@@ -101,7 +101,9 @@ class Page:
     def resize(self, width: int, height: int, *, scheme: str = "light") -> None:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **metrics)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        wanted = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}  # colours are there at once
+        features = [{"name": name, "value": value} for name, value in wanted.items()]
+        self.call("Emulation.setEmulatedMedia", features=features)
 
     def press(self, name: str, *, shift: bool = False) -> None:
         key, code, text = KEYS[name]

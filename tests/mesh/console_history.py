@@ -46,6 +46,7 @@ class History:
     other_runs: list[str] = field(default_factory=list)
     cause: str = ""
     failed_run: str = ""
+    broken: Any = None  # the training client of that run
 
 
 def run(service: tinker.ServiceClient, name: str, steps: int = 0, start: float = 2.0) -> tuple[Any, list[Told]]:
@@ -90,6 +91,7 @@ def made(mesh: MeshProcesses) -> Iterator[History]:
     for name in (OTHER_NAME, f"{OTHER_NAME} 2"):
         history.other_runs.append(run(theirs, name, 3)[0].model_id)
     broken, _ = run(mine, "broken")
+    history.broken = broken
     history.failed_run = history.runs["broken"] = broken.model_id
     without = types.Datum(model_input=types.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [1, 2]})
     history.cause = failure_of(broken.forward_backward([without], "ppo"))

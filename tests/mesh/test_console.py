@@ -23,7 +23,8 @@ from tests.doubles.chromium import Browser, browser
 from tests.doubles.devtools import Page
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
-from tests.mesh.console_history import OTHER_KEY, OTHER_NAME, SCRIPT, History, made
+from tests.doubles.sdk_datums import supervised
+from tests.mesh.console_history import OTHER_KEY, OTHER_NAME, SCRIPT, SECONDS, History, made
 from tests.mesh.console_page import FAINT, OPTIONS, ConsolePage
 
 PICTURES = Path(__file__).resolve().parents[2] / "out" / "console"
@@ -155,6 +156,24 @@ def test_the_mesh_is_shown_in_numbers(console: ConsolePage) -> None:
         assert text in told
     assert console.page.value("document.querySelectorAll('.slots .slot').length") == 8
     assert console.page.text("#queues") == "Nothing of yours waits."
+
+
+def test_what_waits_is_shown_while_it_waits(
+    console: ConsolePage, console_mesh: MeshProcesses, history: History
+) -> None:
+    page = console.page
+    console.view("mesh")
+    console_mesh.inject("trainer", [{"kind": "pass", "action": "hold_before", "times": 0}])
+    sent = [history.broken.forward_backward([supervised([1, 2, token])], "cross_entropy") for token in (3, 4, 5)]
+    page.until("document.getElementById('queues').innerText.includes('its turn')")
+    page.until("document.querySelector('#queues td:nth-child(2)').innerText === '3'")
+    page.until("document.getElementById('pools').innerText.includes('3 yours, 3 of all tenants')")
+    assert page.text("#queues td") == "broken"
+    page.screenshot(PICTURES / "mesh-busy-1280x800-light.png")
+    console_mesh.inject("trainer", [])
+    for future in sent:
+        future.result(SECONDS)
+    page.until("document.getElementById('queues').innerText === 'Nothing of yours waits.'")
 
 
 def test_a_wrong_key_is_told_and_not_kept_SEC_02(page: Page, console_mesh: MeshProcesses, history: History) -> None:
