@@ -122,6 +122,22 @@ def test_marks_lie_where_the_axes_say(console: ConsolePage, history: History) ->
     np.testing.assert_allclose(np.polyval(across, [p["step"] for p in points]), [p["x"] for p in points], atol=0.02)
 
 
+def test_a_logarithmic_axis_is_linear_in_powers_of_ten(console: ConsolePage, history: History) -> None:
+    run_id = history.runs["harbour-sft"]
+    console.choose(run_id)
+    console.page.value("document.getElementById('logarithmic').click()")
+    points = console.points(run_id)
+    assert len(points) == len(history.curves[run_id])
+    powers = np.log10([point["value"] for point in points])
+    slope, start = np.polyfit(powers, [point["y"] for point in points], 1)
+    assert slope < 0
+    np.testing.assert_allclose([point["y"] for point in points], slope * powers + start, atol=0.02)
+    ticks = console.page.value(
+        "[...document.querySelectorAll('#chart .axes text[text-anchor=end]')].map((tick) => Number(tick.textContent))"
+    )
+    assert ticks == [0.1, 1, 10]
+
+
 def test_a_chart_can_be_read_without_seeing_it(console: ConsolePage, history: History) -> None:
     run_id = history.runs["harbour-sft"]
     console.choose(run_id)
