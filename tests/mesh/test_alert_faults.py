@@ -90,7 +90,7 @@ async def test_units_that_fail_turn_on_the_rate_of_failures_and_the_breaker(
     await on(server, "TinkermeshRequestsFail", "TinkermeshBreakerOpen")
     mesh.inject("trainer", [])
     await done(client, "/forward_backward", batch(models[TRIPS], 1, seed=1))
-    await off(server, "TinkermeshBreakerOpen", "TinkermeshRequestsFail")
+    await off(server, "TinkermeshBreakerOpen")
 
 
 async def test_a_slot_that_is_not_emptied_is_told(mesh: MeshProcesses, server: Prometheus, client: WireClient) -> None:
