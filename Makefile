@@ -9,6 +9,7 @@
 #   make chaos       500 seeded histories with processes killed at named points and at random, 20 on the real trainer
 #   make redis       Redis killed, failing over, losing power; the contract on a cluster; ten minutes
 #   make soak        MINUTES=60 of random kills under the load of eight tenants
+#   make alerts      faults that turn the alerts on, seen by a real Prometheus; some minutes
 #   make chart-test  the Helm chart with helm 3, helm 4 and all validators
 #   make kube-test   the chart's releases against a real Kubernetes API server
 #   make images      container images of the services, with docker, podman or buildah
@@ -24,7 +25,7 @@ PYTEST_ARGS ?=
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos soak sdk-venvs sdk-matrix cookbook chart-helm prometheus chart-test images podman-test kube-server kube-test clean
+.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos soak sdk-venvs sdk-matrix cookbook chart-helm prometheus alerts chart-test images podman-test kube-server kube-test clean
 
 help:
 	@sed -n 's/^#  *make/make/p' Makefile
@@ -86,7 +87,12 @@ chart-helm: install
 prometheus: install
 	@$(BIN)/python tools/prometheus_tool.py || echo "prometheus could not be fetched"
 
-# The same tests with kubernetes-validate and checkov (another 400 MB), and nothing skipped.
+# `make test` leaves out the faults that must last (test_alert_pauses.py).
+alerts: prometheus
+	TINKERMESH_TEST_PROMETHEUS_REQUIRED=1 TINKERMESH_TEST_WHOLE_ALERTS=1 $(BIN)/python -m pytest -v \
+	  tests/chart/test_alert_rules.py tests/mesh/test_alerts.py tests/mesh/test_alert_faults.py tests/mesh/test_alert_pauses.py
+
+# The chart's tests with kubernetes-validate and checkov (another 400 MB), and nothing skipped.
 chart-test: install
 	$(BIN)/python tools/chart_tools.py --validators
 	TINKERMESH_TEST_CHART_TOOLS_REQUIRED=1 $(BIN)/python -m pytest tests/chart $(PYTEST_ARGS)

@@ -1,4 +1,4 @@
-"""Make .venvs/prometheus: Debian's prometheus and promtool, for tests/metrics; a no-op where they are installed.
+"""Make .venvs/prometheus: Debian's prometheus and promtool, for tests of alerts; a no-op where they are installed.
 
 Usage: python tools/prometheus_tool.py
 """

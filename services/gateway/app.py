@@ -21,6 +21,7 @@ from services.gateway.routes import (
     batches,
     checkpoints,
     completions,
+    console,
     downloads,
     futures,
     history,
@@ -51,6 +52,7 @@ _AREAS = (
     openai,
     auth,
     meta,
+    console,
     hosted_only,
 )
 

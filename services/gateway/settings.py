@@ -69,6 +69,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True):
     # The SDK exchanges its key for tokens of this lifetime and sends those; off = it sends the key.
     jwt_auth: bool = False
     jwt_lifetime_seconds: int = 600
+    # Serve the read-only page at /console, and what it reads.
+    console: bool = True
     # Audit lines also go to this file, renamed at this size; "" = to the log alone.
     audit_file: str = ""
     audit_file_bytes: int = 64 * MEBIBYTE

@@ -1,4 +1,4 @@
-"""The Admin service as the command line asks it: one look at everything, one request's timeline."""
+"""The Admin service as the command line asks it: looks at everything, one request's timeline, what operators change."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class AdminClient:
             pools=[one for one in pools if pool in ("", one.facts.pool)],
             leases=[one for one in leases.pools if pool in ("", one.pool)],
             replicas=list(leases.replicas),
-            trainers=list(self._call("ListTrainers", pb.ListTrainersRequest(pool=pool)).trainers),
+            trainers=self.trainers(pool),
             samplers=list(self._call("ListSamplers", pb.ListSamplersRequest(pool=pool)).samplers),
             slots=list(self._call("ListSlots", pb.ListSlotsRequest(pool=pool)).slots),
             models=list(self._call("ListModels", pb.ListModelsRequest(pool=pool)).models),
@@ -68,6 +68,35 @@ class AdminClient:
         """Raises Gone for one that is unknown or expired, Unavailable."""
         request = pb.InspectRequestRequest(request_id=request_id)
         return cast("pb.RequestReport", self._call("InspectRequest", request))
+
+    def trainers(self, pool: str = "") -> list[pb.TrainerReport]:
+        """Raises UnknownId for an unknown pool, Unavailable."""
+        return list(self._call("ListTrainers", pb.ListTrainersRequest(pool=pool)).trainers)
+
+    def snapshots(self, pool: str = "") -> pb.ListSnapshotsReply:
+        """Raises UnknownId for an unknown pool, Unavailable."""
+        return cast("pb.ListSnapshotsReply", self._call("ListSnapshots", pb.ListSnapshotsRequest(pool=pool)))
+
+    def garbage(self, pool: str, *, within_seconds: int, limit: int) -> pb.DryRunGcReply:
+        """What the sweepers would delete by then. Raises UnknownId for an unknown pool, Unavailable."""
+        request = pb.DryRunGcRequest(pool=pool, within_seconds=within_seconds, limit=limit)
+        return cast("pb.DryRunGcReply", self._call("DryRunGc", request))
+
+    def evict(self, model_id: str, *, pool: str, close: bool, reason: str) -> str:
+        """unseated, closed or closing. Raises InvalidInput, UnknownId, InUse where that cannot be now, Unavailable."""
+        request = pb.EvictModelRequest(pool=pool, model_id=model_id, close=close, reason=reason)
+        return str(self._call("EvictModel", request).state)
+
+    def requeue(self, request_id: str) -> int:
+        """How many requests wait again. Raises UnknownId, InUse where it is not lost, Unavailable."""
+        return int(self._call("RequeueRequest", pb.RequeueRequestRequest(request_id=request_id)).requests)
+
+    def drain(self, pool: str, trainer_id: str, *, on: bool) -> None:
+        """`on` False: it works again. Raises UnknownId, Unavailable."""
+        if on:
+            self._call("DrainTrainer", pb.DrainTrainerRequest(pool=pool, trainer_id=trainer_id))
+        else:
+            self._call("ResumeTrainer", pb.ResumeTrainerRequest(pool=pool, trainer_id=trainer_id))
 
     def _call(self, name: str, request: Any) -> Any:
         try:

@@ -15,6 +15,8 @@ from services.local import default_model, demo
 from services.local.cli_bench import bench
 from services.local.cli_catalog import checkpoints_app, runs_app
 from services.local.cli_doctor import doctor
+from services.local.cli_kept import gc, snapshots
+from services.local.cli_operators import models_app, requests_app, trainers_app
 from services.local.cli_status import status
 from services.local.cli_tail import tail
 from services.local.cli_tenancy import keys_app, tenants_app
@@ -27,8 +29,13 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(runs_app, name="runs")
 app.add_typer(checkpoints_app, name="checkpoints")
+app.add_typer(models_app, name="models")
+app.add_typer(requests_app, name="requests")
+app.add_typer(trainers_app, name="trainers")
 app.command()(status)
 app.command()(tail)
+app.command()(snapshots)
+app.command()(gc)
 app.command()(doctor)
 app.command()(bench)
 

@@ -61,6 +61,7 @@ async def _serve(mesh: LocalMesh, console: Console, work: Work | None) -> int:
 def _show(mesh: LocalMesh, console: Console) -> None:
     console.print(mesh_table(mesh.supervisor.children))
     _tell(console, f"logs in {mesh.settings.logs}")
+    _tell(console, f"runs and failures in a browser: {mesh.base_url}/console")
     for line in client_lines(mesh.client_environment):
         _tell(console, line, "bold")
     for line in exposure_lines(mesh.settings.host, mesh.api_key) if mesh.key_admitted else ():

@@ -20,6 +20,7 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+_EXPERT = ".experts."
 _DTYPES = ("F32", "BF16", "F16")
 # PEFT features that change what the tensors mean and that the engine does not implement.
 _REFUSED = (
@@ -74,6 +75,8 @@ class AdapterFiles:
         sides: dict[str, set[str]] = {}
         for name, entry in tensors.items():
             match = _TENSOR.fullmatch(name)
+            if match is not None and _EXPERT in match["module"]:
+                raise InvalidInput("it adapts experts, which samplers do not serve; train without train_mlp")
             if match is None or not self._adaptable(match["module"]):
                 raise InvalidInput(f"tensor {name[:200]!r} belongs to no matrix this model can adapt")
             self._check_tensor(name, entry, match["module"], match["side"], rank)

@@ -17,6 +17,8 @@ from tinkermesh.v1 import (
     catalog_pb2_grpc,
     completions_pb2,
     completions_pb2_grpc,
+    console_pb2,
+    console_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
     tenants_pb2,
@@ -84,6 +86,7 @@ class App:
         scheduler_pb2_grpc.add_RegistryServicer_to_server(parts.registry, self._server.server)
         catalog_pb2_grpc.add_CatalogServicer_to_server(parts.catalog, self._server.server)
         completions_pb2_grpc.add_CompletionsServicer_to_server(parts.completions, self._server.server)
+        console_pb2_grpc.add_ConsoleServicer_to_server(parts.console, self._server.server)
         admin_pb2_grpc.add_AdminServicer_to_server(parts.admin, self._server.server)
         tenants_pb2_grpc.add_TenantsServicer_to_server(parts.tenants, self._server.server)
         self.port = await self._server.start(settings.listen)
@@ -165,4 +168,5 @@ def _services() -> Sequence[ServiceDescriptor]:
     operators = [admin_pb2.DESCRIPTOR.services_by_name["Admin"], tenants_pb2.DESCRIPTOR.services_by_name["Tenants"]]
     catalog = catalog_pb2.DESCRIPTOR.services_by_name["Catalog"]
     completions = completions_pb2.DESCRIPTOR.services_by_name["Completions"]
-    return [scheduler["Scheduler"], scheduler["Registry"], catalog, completions, *operators]
+    console = console_pb2.DESCRIPTOR.services_by_name["Console"]
+    return [scheduler["Scheduler"], scheduler["Registry"], catalog, completions, console, *operators]

@@ -209,8 +209,13 @@ def refused_in_turn(pool: str, op: str) -> None:
 
 
 def pools_known(pools: Iterable[str]) -> None:
-    """So that a pool nobody leads is seen: its series are there from the first look on."""
+    """So that a pool nobody leads is seen, and the first failure too: their series are there from the first look on.
+
+    A counter that appears at 1 has not grown, for Prometheus.
+    """
     for pool in pools:
         leading.labels(pool)
         for cause in CAUSES:
             terms_ended.labels(pool, cause)
+        for op in OPS:
+            settled.labels(pool, op, "failed_server")

@@ -102,6 +102,7 @@ def build_engine(settings: Settings, facts: PoolFacts) -> Engine:
         max_context=facts.max_context,
         tensor_parallel=settings.tp,
         data_parallel=settings.dp,
+        train_mlp=facts.train_mlp,
     )
     return factory(spec)
 

@@ -117,6 +117,7 @@ class EngineSpec:
     max_context: int
     tensor_parallel: int = 1
     data_parallel: int = 1
+    train_mlp: bool = True
 
 
 class Engine(Protocol):
@@ -170,7 +171,7 @@ class Engine(Protocol):
         ...
 
     def slot_memory(self) -> SlotMemory:
-        """Of an adapter of the largest rank that trains everything: weights, open window, a pass beside it, moments."""
+        """Of an adapter of the largest rank and of all that the pool trains: weights, open window, a pass, moments."""
         ...
 
     def window_open(self, slot: int) -> bool: ...

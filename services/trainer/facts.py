@@ -6,6 +6,7 @@ from tinkermesh.v1.types_pb2 import PoolFacts
 
 from services.common.model_facts import model_facts
 from services.trainer.losses import LOSSES
+from services.trainer.megatron.mixture import MIXTURE
 from services.trainer.settings import Settings
 
 DTYPE = "float32"
@@ -17,7 +18,8 @@ def pool_facts(settings: Settings) -> PoolFacts:
     facts.slots = settings.slots
     facts.max_rank = settings.max_rank
     facts.alpha = settings.alpha
-    facts.train_attn = facts.train_mlp = facts.train_unembed = True
+    facts.train_attn = facts.train_unembed = True
+    facts.train_mlp = settings.train_experts or facts.arch != MIXTURE
     facts.losses.extend(LOSSES)
     facts.unit_token_budget = settings.unit_token_budget
     return facts

@@ -35,6 +35,9 @@ class Settings(EngineSettings, frozen=True, kw_only=True):
     memory_limit_mib: int = 0
     """What one pass may take on each rank, beyond model and slots; 0 = nine tenths of what is free after the start,
     less what all slots take when they are full."""
+    train_experts: bool = False
+    """Whether models on a mixture of experts may train the experts (train_mlp). Such adapters are saved, resumed and
+    downloaded, but samplers do not serve them. Of no effect on other models."""
     engine: str = "services.trainer.megatron:build_engine"
     """module:function called with an EngineSpec on every rank."""
     rendezvous: str = ""

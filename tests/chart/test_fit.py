@@ -61,15 +61,17 @@ def test_values_that_do_not_fit_together_are_refused(said: str, values: list[dic
     assert said in refusal(merged(BASE, *values))
 
 
-Q = "pools.qwen3-8b"
+Q = "pools.qwen3-30b-a3b"
 UNEVEN = {
-    "take 9 (pools.qwen3-8b.trainer 4, pools.qwen3-8b.samplers.both 5); take fewer": at(
+    "take 9 (pools.qwen3-30b-a3b.trainer 4, pools.qwen3-30b-a3b.samplers.both 5); take fewer": at(
         f"{Q}.samplers.both.replicas", 5
     ),
     "the node has 8, the pools take 7": at(f"{Q}.samplers.both.replicas", 3),
-    "take 12 (pools.qwen3-8b.trainer 8, pools.qwen3-8b.samplers.both 4); take fewer": at(f"{Q}.trainer.replicas", 2),
+    "take 12 (pools.qwen3-30b-a3b.trainer 8, pools.qwen3-30b-a3b.samplers.both 4); take fewer": at(
+        f"{Q}.trainer.replicas", 2
+    ),
     "the node has 4": at("singleNode.gpus", 4),
-    "pools.qwen3-8b.trainer.nodes: 2, but singleNode": at(f"{Q}.trainer", {"nodes": 2, "gpusPerNode": 2}),
+    "pools.qwen3-30b-a3b.trainer.nodes: 2, but singleNode": at(f"{Q}.trainer", {"nodes": 2, "gpusPerNode": 2}),
     "the pools take 12": at(f"{Q}.samplers.both.autoscaling", {"kind": "hpa", "maxReplicas": 8}),
 }
 
@@ -87,6 +89,6 @@ def test_a_split_that_adds_up_is_taken() -> None:
         "trainer": {"gpusPerNode": 6, "tensorParallel": 2, "dataParallel": 3},
         "samplers": {"both": {"replicas": 2}},
     }
-    rendered = render(merged(NODE, at("pools.qwen3-8b", split)))
-    limits = rendered.get("StatefulSet/trainer-qwen3-8b")["spec"]["template"]["spec"]["containers"][0]["resources"]  # type: ignore[index]
+    rendered = render(merged(NODE, at("pools.qwen3-30b-a3b", split)))
+    limits = rendered.get("StatefulSet/trainer-qwen3-30b-a3b")["spec"]["template"]["spec"]["containers"][0]["resources"]  # type: ignore[index]
     assert limits["limits"]["nvidia.com/gpu"] == "6"

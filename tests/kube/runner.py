@@ -14,7 +14,7 @@ from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
 from tests.kube.cluster import ControlPlane, Object
 
-SERVED = {"smollm2-135m-instruct": pool_name(BASE_MODEL), "qwen3-8b": pool_name(BASE_MODEL)}
+SERVED = {"smollm2-135m-instruct": pool_name(BASE_MODEL), "qwen3-30b-a3b": pool_name(BASE_MODEL)}
 """Pool of the examples -> the one that the mesh of doubles has. Any other pool is not there."""
 
 

@@ -42,7 +42,9 @@ class Shown:
     mesh: MeshProcesses
     finished: str = ""  # a request that is done
     failed: str = ""
+    running: str = ""
     run: str = ""
+    models: list[str] = field(default_factory=list)  # busy, behind a gap, idle, spare
     paths: list[str] = field(default_factory=list)
 
     @property
@@ -51,6 +53,11 @@ class Shown:
         return {
             "FINISHED_REQUEST": self.finished,
             "FAILED_REQUEST": self.failed,
+            "RUNNING_REQUEST": self.running,
+            "BUSY_MODEL": self.models[0],
+            "IDLE_MODEL": self.models[2],
+            "SPARE_MODEL": self.models[3],
+            "TRAINER_ID": "trainer-double",
             "RUN_ID": self.run,
             "CHECKPOINT": self.paths[-1],
             "127.0.0.1:7001": addresses.schedulers[0],
@@ -90,10 +97,11 @@ async def _trained(made: Shown) -> None:
 async def _working(made: Shown) -> None:
     client = WireClient([made.mesh.base_url], made.mesh.api_key)
     session = await client.session()
-    running, gap, bad = [await created(client, session, number) for number in range(3)]
+    made.models = [await created(client, session, number) for number in range(4)]
+    running, gap, bad, _ = made.models
     made.failed = await submitted(client, "/optim_step", adam(bad, 1, learning_rate="high"))
     await client.future(made.failed)
-    await submitted(client, "/forward_backward", batch(running, 1, seed=1))
+    made.running = await submitted(client, "/forward_backward", batch(running, 1, seed=1))
     await submitted(client, "/optim_step", adam(running, 2))
     await submitted(client, "/optim_step", adam(gap, 2))
     await submitted(client, "/asample", sample(await base_sampler(client, session), 1, tokens=2))

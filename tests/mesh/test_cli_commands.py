@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from typing import Any
 
 import pytest
 from click.testing import Result
+from redis.asyncio import Redis
 from typer.testing import CliRunner
 
 from services.local import cli
+from services.scheduler.store import keys
+from tests.doubles.admin import timeline, trainers
+from tests.doubles.eventually import SOON, eventually
+from tests.doubles.fake_trainer import POOL
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import WireClient, batch
 from tests.mesh.main_path import adam, created, done, saved
@@ -141,3 +147,85 @@ def test_a_mesh_is_named_by_its_addresses_alone(mesh: MeshProcesses, monkeypatch
     assert runner.invoke(cli.app, ["runs", "list"]).exit_code == 0
     monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
     assert "not known" in runner.invoke(cli.app, ["runs", "list"]).stderr
+
+
+async def test_a_model_is_closed_only_after_a_yes_and_with_a_reason(mesh: MeshProcesses) -> None:
+    """And its client is told the reason."""
+    client = WireClient([mesh.base_url], mesh.api_key)
+    model = await created(client, await client.session())
+    close = ("models", "evict", model, "--close", "--reason", "left behind")
+    assert "--reason: missing" in command(mesh, "models", "evict", model, "--close", "--yes").stderr
+    assert "only with --close" in command(mesh, "models", "evict", model, "--reason", "x").stderr
+    assert command(mesh, *close, input="n\n").exit_code == 1
+    assert "error" not in await done(client, "/forward_backward", batch(model, 1, seed=1))
+    assert f"unseated {model}" in command(mesh, "models", "evict", model).stdout
+    assert "error" not in await done(client, "/optim_step", adam(model, 2)), "it comes back for its work"
+    assert f"closed {model}" in command(mesh, *close, input="y\n").stdout
+    refused = await client.post("/optim_step", adam(model, 3))
+    assert refused.status_code == 400 and "left behind" in refused.text
+    gone = command(mesh, "models", "evict", model)
+    assert gone.exit_code == 1 and "closed" in gone.stderr
+    await client.close()
+
+
+async def test_a_drained_trainer_gets_nothing_until_it_is_resumed(mesh: MeshProcesses) -> None:
+    client = WireClient([mesh.base_url], mesh.api_key)
+    model = await created(client, await client.session())
+    assert "drained trainer-double of pool double" in command(mesh, "trainers", "drain", "trainer-double").stdout
+    numbers = itertools.count(1)
+    sent: list[str] = []
+
+    async def one_waits() -> bool:
+        """The leader hears of it within a second: what comes before that still runs."""
+        sent.append((await client.post("/optim_step", adam(model, next(numbers)))).json()["request_id"])
+        return "drained" in command(mesh, "tail", sent[-1], "--no-follow").stdout
+
+    await eventually(one_waits, SOON)
+    waiting = sent[-1]
+    assert command(mesh, "trainers", "resume", "trainer-double").exit_code == 0
+    assert command(mesh, "tail", waiting, "--for", "60").exit_code == 0
+    unknown = command(mesh, "trainers", "drain", "nobody")
+    assert unknown.exit_code == 1 and "nobody is not known" in unknown.stderr
+    await client.close()
+
+
+async def test_gc_and_snapshots_name_what_there_is_and_a_settled_request_stays_where_it_is(mesh: MeshProcesses) -> None:
+    client = WireClient([mesh.base_url], mesh.api_key)
+    model = await created(client, await client.session())
+    snapshot = await saved(client, model, 1, "held", "save_weights_for_sampler")
+    made = (await client.post("/optim_step", adam(model, 2))).json()["request_id"]
+    await client.future(made)
+    assert "settled" in command(mesh, "requests", "requeue", made).stderr
+    await eventually(lambda: "_version_held_" in command(mesh, "snapshots").stdout, SOON)
+    assert parsed(command(mesh, "snapshots", "--pool", "double", "--json"))["samplers"][0]["problem"] == ""
+    assert command(mesh, "snapshots", "--pool", "nobody").exit_code == 1
+    found = parsed(command(mesh, "gc", "--within", "48", "--limit", "1000", "--json"))["reports"]
+    subjects = {item["subject"] for report in found if report["kind"] == "result" for item in report["items"]}
+    assert made in subjects
+    assert made not in command(mesh, "gc").stdout
+    assert snapshot.startswith("tinker://")
+    await client.close()
+
+
+async def test_a_lost_request_is_put_back_and_runs(mesh: MeshProcesses) -> None:
+    """Redis forgot the unit, so that the next life of the trainer did not take it back."""
+    client = WireClient([mesh.base_url], mesh.api_key)
+    model = await created(client, await client.session())
+    mesh.inject("trainer", [{"kind": "optim", "action": "hold_before", "times": 0}])
+    lost = (await client.post("/optim_step", adam(model, 1))).json()["request_id"]
+    await eventually(lambda: "issued" in timeline(mesh.scheduler, lost), SOON)
+    before = [one.incarnation for one in trainers(mesh.scheduler)]
+    async with Redis.from_url(f"redis://{mesh.mesh.addresses.redis}") as redis:
+        await redis.delete(keys.running_units(POOL))
+        mesh.kill("trainer")
+        mesh.inject("trainer", [])
+        await eventually(lambda: [one.incarnation for one in trainers(mesh.scheduler)] != before, 3 * SOON)
+        (now,) = [one.incarnation for one in trainers(mesh.scheduler)]
+
+        async def adopted() -> bool:
+            return await redis.hget(keys.cell(POOL), "incarnation") == now.encode()
+
+        await eventually(adopted, 3 * SOON)
+    assert command(mesh, "requests", "requeue", lost).stdout == "1 request of its unit waits again\n"
+    assert "put back by an operator" in (told := command(mesh, "tail", lost)).stdout and told.exit_code == 0
+    await client.close()

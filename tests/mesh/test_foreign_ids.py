@@ -41,7 +41,7 @@ class Stage:
 
     async def send(self, method: str, path: str, attempt: Attempt) -> httpx.Response:
         url = path.replace(":path}", "}").format(**{k: quote(v, safe="") for k, v in (attempt.path or {}).items()})
-        if path.startswith(OPENAI):
+        if path.startswith((OPENAI, "/console")):  # not below /api/v1
             url = f"{self.mesh.base_url}{url}"
         if method == "POST":
             return await self.stranger.post(url, attempt.body if attempt.body is not None else {})

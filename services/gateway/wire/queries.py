@@ -17,9 +17,9 @@ class Window(NamedTuple):
     limit: int
 
 
-def window(query: Mapping[str, str], default_limit: int) -> Window:
+def window(query: Mapping[str, str], default_limit: int, largest_limit: int = LARGEST_PAGE) -> Window:
     """Raises InvalidInput naming the parameter and its bounds."""
-    limit = _whole(query, "limit", default_limit, 1, LARGEST_PAGE)
+    limit = _whole(query, "limit", default_limit, 1, largest_limit)
     return Window(_whole(query, "offset", 0, 0, LARGEST_OFFSET), limit)
 
 

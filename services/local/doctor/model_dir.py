@@ -12,7 +12,7 @@ from typing import Any
 
 from services.common.findings import Finding, error, ok, warning
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """What services/trainer/megatron trains."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 EMBEDDING = "model.embed_tokens.weight"

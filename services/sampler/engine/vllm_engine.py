@@ -19,7 +19,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.common.errors import InvalidInput
-from services.sampler.engine import clean_blocks, lora_ops, prompt_logprobs, seeded_chunks, zero_adapter
+from services.sampler.engine import clean_blocks, cpu_experts, lora_ops, prompt_logprobs, seeded_chunks, zero_adapter
 from services.sampler.engine.config import EngineConfig, engine_args
 from services.sampler.engine.driver import EngineDriver, Output
 from services.sampler.engine.outputs import Finished, generated_sequence, sequence_delta
@@ -35,6 +35,7 @@ class VllmSteps:
 
     def __init__(self, config: EngineConfig) -> None:
         clean_blocks.enable()
+        cpu_experts.enable()
         self.engine = LLMEngine.from_engine_args(engine_args(config))
         self.engine.collective_rpc(lora_ops.install)
         self.readings: Readings = {}

@@ -22,7 +22,14 @@ from services.scheduler.core.outcomes import (
 )
 from services.scheduler.core.view import Op
 from services.scheduler.dispatch.client import Outcome
-from services.scheduler.dispatch.log_entries import base_entry, load_entry, pass_entries, save_entry, step_entry
+from services.scheduler.dispatch.log_entries import (
+    NORM_METRIC,
+    base_entry,
+    load_entry,
+    pass_entries,
+    save_entry,
+    step_entry,
+)
 from services.scheduler.dispatch.units import Prepared
 from services.scheduler.store.training import Settlement, UnitItem
 
@@ -128,7 +135,7 @@ def _item_settlement(
     part.metrics["loss:sum"] = total
     if work.loss.loss_fn == stable_reinforce.NAME:  # the vendor's objective is not published: say which one this is
         part.metrics[stable_reinforce.OBJECTIVE_METRIC] = total
-    return Settlement("part", part.SerializeToString(), log=log)
+    return Settlement("part", part.SerializeToString(), repr(total), str(sum(packed.lengths)), log)
 
 
 # ---- slots --------------------------------------------------------------------------------
@@ -162,10 +169,16 @@ def _slot_settlement(unit: pb.Unit, item: UnitItem, slot: pb.SlotOutcome, report
     if report.fault is not None:
         return _failed(report.fault, failure.of_slot(op, assignment_began=slot.assignment_began))
     if op is Op.OPTIM_STEP:
-        return Settlement("done", _optim_result(report, item.w), log=step_entry(report.metrics))
+        return _stepped(unit, item, report)
     if op in (Op.SAVE_WEIGHTS, Op.SAVE_FOR_SAMPLER, Op.SAVE_EXTERNAL):
         return Settlement("captured", artifact_name(unit), log=save_entry())
     return _loaded(unit, item, slot.load_number)
+
+
+def _stepped(unit: pb.Unit, item: UnitItem, report: SlotReport) -> Settlement:
+    rate = next(step.adam.learning_rate for step in unit.optim.steps if step.slot == report.slot)
+    norm = repr(report.metrics[NORM_METRIC]) if NORM_METRIC in report.metrics else ""
+    return Settlement("done", _optim_result(report, item.w), repr(rate), norm, step_entry(report.metrics))
 
 
 def _optim_result(report: SlotReport, window_rejected: int) -> bytes:

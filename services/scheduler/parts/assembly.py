@@ -8,6 +8,7 @@ from functools import cached_property
 from services.scheduler.admin import Admin
 from services.scheduler.catalog.server import Catalog
 from services.scheduler.catalog.sweeper import CatalogSweeper
+from services.scheduler.console.server import Console
 from services.scheduler.deliveries import Deliveries
 from services.scheduler.directory import Directory
 from services.scheduler.dispatch.training import Training
@@ -18,6 +19,7 @@ from services.scheduler.generating.fleet_pieces import FleetPieces
 from services.scheduler.generating.server import Completions
 from services.scheduler.intake import Intake
 from services.scheduler.parts.catalog import CatalogParts
+from services.scheduler.parts.console import make_console
 from services.scheduler.parts.generating import GeneratingParts
 from services.scheduler.parts.ground import Ground, ms
 from services.scheduler.parts.operators import make_admin, make_tenants
@@ -49,6 +51,7 @@ class Parts:
     generation_desk: GenerationDesk
     catalog: Catalog
     catalog_sweeper: CatalogSweeper
+    console: Console
     registry: Registry
     admin: Admin
     tenants: Tenants
@@ -79,6 +82,7 @@ class Assembly:
             generation_desk=self.generating.desk,
             catalog=self.catalog.service,
             catalog_sweeper=self.catalog.sweeper,
+            console=make_console(ground, self.catalog.runs),
             registry=Registry(ground.registry_store, ground.directory),
             admin=make_admin(ground, self.results, self.queue_states, self._sampling.fleet),
             tenants=make_tenants(ground),

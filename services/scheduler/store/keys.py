@@ -194,11 +194,21 @@ def model(pool: str, model_id: str) -> str:
     Of recovery: phase (functions/_seats.lua), base, base_pos, log_end, applied, barrier_pos, log_bytes,
     steps_since (functions/_log.lua), captures, home (last slot), seated_ms, worked_ms, replay_deaths,
     replay_faults, faults_of (trainer), replay_alone, seat_after, durable_soon, durable_after, durable_covers,
-    durable_steps, durable_ms. `cell` unless it is the first.
+    durable_steps, durable_ms. `cell` unless it is the first. Of its curve: curve_* (functions/_curves.lua).
 
     Beside it ``names:<model id>``, the set of the names its snapshots took.
     """
     return _pool(pool, f"model:{model_id}")
+
+
+def curve(pool: str, model_id: str) -> str:
+    """List of packed points of its training, one an optimizer step or fewer (functions/_curves.lua)."""
+    return _pool(pool, f"curve:{model_id}")
+
+
+def causes(pool: str, tenant_id: str) -> str:
+    """List of why requests of the tenant failed, the newest first (functions/_causes.lua)."""
+    return _pool(pool, f"causes:{tenant_id}")
 
 
 def queue(pool: str, model_id: str) -> str:

@@ -88,6 +88,8 @@ class Settlement(msgspec.Struct, frozen=True):
     recovery: seated | seat_failed | replayed | recaptured | resave_failed | diverged | durable_captured |
     durable_failed.
 
+    `a` and `b`: of a part its loss and positions, of a step its learning rate and gradient norm ("" = not known), of
+    other actions as functions/units.lua says.
     `log`: JSON list of the entries it leaves in its model's log (functions/_log.lua), of a create its base.
     """
 

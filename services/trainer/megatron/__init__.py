@@ -27,5 +27,6 @@ def build_engine(spec: EngineSpec) -> Engine:
             micro_batch_tokens=spec.micro_batch_tokens,
             tensor_parallel=spec.tensor_parallel,
             data_parallel=spec.data_parallel,
+            train_mlp=spec.train_mlp,
         )
         return MegatronEngine(config, dist.get_rank() if joined else 0, dist.get_world_size() if joined else 1)

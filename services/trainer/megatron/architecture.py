@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import InvalidInput
+from services.trainer.megatron.mixture import MIXTURE, Mixture, read_mixture
 
-SUPPORTED = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED = ("LlamaForCausalLM", "Qwen3ForCausalLM", MIXTURE)
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A dense decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases."""
+    """A decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases.
+
+    With a `mixture`, experts take the MLP's place in the mixture's layers.
+    """
 
     vocab: int
     hidden: int
@@ -28,6 +32,7 @@ class Architecture:
     max_positions: int
     qk_norm: bool
     tied: bool
+    mixture: Mixture | None = None
 
     @property
     def query_size(self) -> int:
@@ -37,6 +42,10 @@ class Architecture:
     def kv_size(self) -> int:
         return self.kv_heads * self.head_dim
 
+    def mixture_of(self, layer: int) -> Mixture | None:
+        """What takes the MLP's place in this layer; None: it has an MLP."""
+        return self.mixture if self.mixture is not None and layer in self.mixture.layers else None
+
     def check_tensor_parallel(self, size: int) -> None:
         """Raises InvalidInput when a dimension cannot be cut into `size` equal parts."""
         for name, value in (
@@ -44,6 +53,7 @@ class Architecture:
             ("num_key_value_heads", self.kv_heads),
             ("intermediate_size", self.ffn),
             ("vocab_size", self.vocab),
+            ("moe_intermediate_size", self.mixture.ffn if self.mixture else 0),
         ):
             if value % size:
                 raise InvalidInput(f"tensor parallel size {size} does not divide the model's {name} {value}")
@@ -80,8 +90,9 @@ def _architecture(config: dict[str, Any]) -> Architecture:
         norm_eps=float(config["rms_norm_eps"]),
         rope_theta=_rope_theta(config),
         max_positions=int(config["max_position_embeddings"]),
-        qk_norm=kind == "Qwen3ForCausalLM",
+        qk_norm=kind != "LlamaForCausalLM",
         tied=bool(config.get("tie_word_embeddings", False)),
+        mixture=read_mixture(config) if kind == MIXTURE else None,
     )
 
 

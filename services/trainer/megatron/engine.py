@@ -38,6 +38,7 @@ class EngineConfig:
     `micro_batch_tokens` bounds the tokens of one forward/backward (a longer datum goes alone),
     `logits_memory_bytes` the logits that exist at once. `init_method` is torch.distributed's and
     read only when there is more than one rank. `threads` 0 keeps torch's number of CPU threads.
+    Without `train_mlp`, layouts that train the MLP are refused.
     """
 
     model_dir: Path
@@ -53,6 +54,7 @@ class EngineConfig:
     context_parallel: int = 1
     init_method: str = "env://"
     dtype: str = "float32"
+    train_mlp: bool = True
 
     @property
     def parallelism(self) -> Parallelism:
@@ -146,7 +148,7 @@ class MegatronEngine:
 
     @property
     def _largest(self) -> Layout:
-        return Layout(self.config.max_rank, float(self.config.max_rank), True, True, True)
+        return Layout(self.config.max_rank, float(self.config.max_rank), True, self.config.train_mlp, True)
 
     def window_open(self, slot: int) -> bool:
         state = self.slots.find(slot)
@@ -166,6 +168,8 @@ class MegatronEngine:
     def _check_layout(self, layout: Layout) -> dict[str, tuple[int, ...]]:
         if not 1 <= layout.rank <= self.config.max_rank:
             raise ContractViolation(f"lora rank {layout.rank} is outside 1..{self.config.max_rank}")
+        if layout.train_mlp and not self.config.train_mlp:
+            raise ContractViolation("train_mlp: this pool's models do not train the MLP")
         names = canonical_names(self.facts, layout)
         if not names:
             raise ContractViolation("the layout trains nothing: set train_attn, train_mlp or train_unembed")

@@ -39,6 +39,15 @@ class FrozenMatrix:
             self._weight = self._weight.new_empty(0)
 
 
+def freeze(parameter: torch.nn.Parameter) -> FrozenMatrix:
+    """Of a loaded weight on its device; the parameter is left empty where packed copies replace it."""
+    frozen = FrozenMatrix(parameter)
+    if frozen.packed:
+        parameter.data = torch.empty(0)
+        frozen.release()
+    return frozen
+
+
 def _has_kernels() -> bool:
     mkldnn = torch.backends.mkldnn
     return bool(mkldnn.is_available() and mkldnn.enabled)  # type: ignore[no-untyped-call]

@@ -12,11 +12,12 @@ from megatron.core.transformer import TransformerConfig
 
 from services.trainer.megatron.architecture import Architecture
 from services.trainer.megatron.attention import PackedSequences
+from services.trainer.megatron.experts import ExpertsMLP
 from services.trainer.megatron.lora.routing import Routing
 from services.trainer.megatron.lora.targets import GroupKey
 from services.trainer.megatron.norm import FrozenRMSNorm
 from services.trainer.megatron.runtime import Runtime
-from services.trainer.megatron.spec import layer_spec
+from services.trainer.megatron.spec import decoder_spec
 from services.trainer.megatron.weights import load_weights
 
 
@@ -43,7 +44,7 @@ def build_model(
     logging.getLogger("megatron.core.transformer.transformer_layer").setLevel(logging.ERROR)
     model = BaseModel(
         config=_transformer_config(facts, runtime, dtype),
-        transformer_layer_spec=layer_spec(qk_norm=facts.qk_norm, ffn_size=facts.ffn, tp_group=runtime.tp_group),
+        transformer_layer_spec=decoder_spec(facts, runtime.tp_group),
         vocab_size=facts.vocab,
         max_sequence_length=facts.max_positions,
         parallel_output=True,
@@ -63,9 +64,11 @@ def _connect(model: BaseModel, routing: Routing, anchor: torch.Tensor) -> None:
         ports: dict[GroupKey, Any] = {
             ("qkv", index): layer.self_attention.linear_qkv,
             ("o", index): layer.self_attention.linear_proj,
-            ("gate_up", index): layer.mlp.linear_fc1,
-            ("down", index): layer.mlp.linear_fc2,
         }
+        if isinstance(layer.mlp, ExpertsMLP):
+            layer.mlp.connect(index, routing, anchor)
+        else:
+            ports |= {("gate_up", index): layer.mlp.linear_fc1, ("down", index): layer.mlp.linear_fc2}
         for key, port in ports.items():
             port.connect(key, routing, anchor)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
@@ -22,15 +21,20 @@ from megatron.core.transformer.attention import SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
+from services.trainer.megatron.architecture import Architecture
 from services.trainer.megatron.attention import CanonicalSelfAttention, PackedCoreAttention
-from services.trainer.megatron.frozen import FrozenMatrix
+from services.trainer.megatron.experts import ExpertsMLP
+from services.trainer.megatron.frozen import FrozenMatrix, freeze
 from services.trainer.megatron.lora.linear import apply_slot_linear
 from services.trainer.megatron.lora.routing import Routing
 from services.trainer.megatron.lora.targets import GroupKey
+from services.trainer.megatron.mixture import Mixture
 from services.trainer.megatron.nodes import run_node
 from services.trainer.megatron.norm import FrozenRMSNorm
+from services.trainer.megatron.swiglu import Swiglu
 
 
 class SlotPort:
@@ -45,10 +49,7 @@ class SlotPort:
     def connect(self, key: GroupKey, routing: Routing, anchor: torch.Tensor) -> None:
         """Once the weight is loaded and on its device: it is frozen from here on."""
         self.key, self.routing, self.anchor = key, routing, anchor
-        self.frozen = FrozenMatrix(self.weight)
-        if self.frozen.packed:
-            self.weight.data = torch.empty(0)
-            self.frozen.release()
+        self.frozen = freeze(self.weight)
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """[T, 1, in] -> [T, 1, out]."""
@@ -72,26 +73,8 @@ class SwigluMLP(MLP):  # type: ignore[misc]
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
         gate_up, _bias = self.linear_fc1(hidden_states)
-        result: tuple[torch.Tensor, None] = self.linear_fc2(run_node(_Swiglu, gate_up))
+        result: tuple[torch.Tensor, None] = self.linear_fc2(run_node(Swiglu, gate_up))
         return result
-
-
-class _Swiglu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
-        (gate_up,) = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, dim=-1)
-        gradient = torch.empty_like(gate_up)
-        dgate, dup = gradient.chunk(2, dim=-1)
-        torch.mul(dy, F.silu(gate), out=dup)
-        torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=dgate)
-        return gradient
 
 
 def _residual_add(_training: bool, _fused: bool) -> Callable[..., torch.Tensor]:
@@ -99,14 +82,36 @@ def _residual_add(_training: bool, _fused: bool) -> Callable[..., torch.Tensor]:
     return lambda output, residual, _probability: output[0] + residual
 
 
-def layer_spec(*, qk_norm: bool, ffn_size: int, tp_group: dist.ProcessGroup) -> ModuleSpec:
-    """The spec of every layer of a dense decoder."""
+def decoder_spec(facts: Architecture, tp_group: dist.ProcessGroup) -> ModuleSpec | TransformerBlockSubmodules:
+    """The spec of every layer when they are alike, else layer by layer."""
+    if facts.mixture is None:
+        return _layer(facts, _mlp(facts, tp_group))
+    mlps = [
+        _experts(mixture, tp_group) if (mixture := facts.mixture_of(i)) else _mlp(facts, tp_group)
+        for i in range(facts.layers)
+    ]
+    return TransformerBlockSubmodules([_layer(facts, mlp) for mlp in mlps], layer_norm=FrozenRMSNorm)
+
+
+def _mlp(facts: Architecture, tp_group: dist.ProcessGroup) -> ModuleSpec:
+    return ModuleSpec(
+        module=SwigluMLP,
+        params={"ffn_hidden_size": facts.ffn, "tp_group": tp_group},
+        submodules=MLPSubmodules(linear_fc1=SlotColumnLinear, linear_fc2=SlotRowLinear),
+    )
+
+
+def _experts(mixture: Mixture, tp_group: dist.ProcessGroup) -> ModuleSpec:
+    return ModuleSpec(module=ExpertsMLP, params={"mixture": mixture, "tp_group": tp_group})
+
+
+def _layer(facts: Architecture, mlp: ModuleSpec) -> ModuleSpec:
     attention = SelfAttentionSubmodules(
         linear_qkv=SlotColumnLinear,
         core_attention=PackedCoreAttention,
         linear_proj=SlotRowLinear,
-        q_layernorm=FrozenRMSNorm if qk_norm else None,
-        k_layernorm=FrozenRMSNorm if qk_norm else None,
+        q_layernorm=FrozenRMSNorm if facts.qk_norm else None,
+        k_layernorm=FrozenRMSNorm if facts.qk_norm else None,
     )
     return ModuleSpec(
         module=TransformerLayer,
@@ -119,11 +124,7 @@ def layer_spec(*, qk_norm: bool, ffn_size: int, tp_group: dist.ProcessGroup) -> 
             ),
             self_attn_bda=_residual_add,
             pre_mlp_layernorm=FrozenRMSNorm,
-            mlp=ModuleSpec(
-                module=SwigluMLP,
-                params={"ffn_hidden_size": ffn_size, "tp_group": tp_group},
-                submodules=MLPSubmodules(linear_fc1=SlotColumnLinear, linear_fc2=SlotRowLinear),
-            ),
+            mlp=mlp,
             mlp_bda=_residual_add,
         ),
     )

@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from services.common.errors import InvalidInput
 from services.trainer.megatron.architecture import Architecture
+from services.trainer.megatron.mixture import Mixture
 
 
 class HfWeights:
@@ -39,8 +40,10 @@ class HfWeights:
         return part
 
 
+Sources = dict[str, tuple[tuple[str, ...], int | None]]
+
 # parameter of one Megatron layer -> (Hugging Face tensors stacked into it, dimension cut over ranks)
-_LAYER: dict[str, tuple[tuple[str, ...], int | None]] = {
+_LAYER: Sources = {
     "input_layernorm.weight": (("input_layernorm.weight",), None),
     "self_attention.linear_qkv.weight": (
         ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
@@ -48,18 +51,30 @@ _LAYER: dict[str, tuple[tuple[str, ...], int | None]] = {
     ),
     "self_attention.linear_proj.weight": (("self_attn.o_proj.weight",), 1),
     "pre_mlp_layernorm.weight": (("post_attention_layernorm.weight",), None),
+}
+_MLP: Sources = {
     "mlp.linear_fc1.weight": (("mlp.gate_proj.weight", "mlp.up_proj.weight"), 0),
     "mlp.linear_fc2.weight": (("mlp.down_proj.weight",), 1),
 }
-_QK_NORM: dict[str, tuple[tuple[str, ...], int | None]] = {
+_QK_NORM: Sources = {
     "self_attention.q_layernorm.weight": (("self_attn.q_norm.weight",), None),
     "self_attention.k_layernorm.weight": (("self_attn.k_norm.weight",), None),
 }
 
 
+def _mixture(mixture: Mixture) -> Sources:
+    sources: Sources = {"mlp.router": (("mlp.gate.weight",), None)}
+    for i in range(mixture.experts):
+        root = f"mlp.experts.{i}"
+        sources[f"{root}.gate_up"] = ((f"{root}.gate_proj.weight", f"{root}.up_proj.weight"), 0)
+        sources[f"{root}.down"] = ((f"{root}.down_proj.weight",), 1)
+    return sources
+
+
 def _sources(model: Architecture) -> Iterator[tuple[str, tuple[str, ...], int | None]]:
-    layer_map = _LAYER | (_QK_NORM if model.qk_norm else {})
     for i in range(model.layers):
+        mixture = model.mixture_of(i)
+        layer_map = _LAYER | (_QK_NORM if model.qk_norm else {}) | (_mixture(mixture) if mixture else _MLP)
         for target, (names, dim) in layer_map.items():
             yield f"decoder.layers.{i}.{target}", tuple(f"model.layers.{i}.{name}" for name in names), dim
     yield "embedding.word_embeddings.weight", ("model.embed_tokens.weight",), 0

@@ -79,6 +79,10 @@ class PassGradients:
             return Segment(start, end, slot.scaling, slot.compute.groups, None, first=False)
         first = number not in self._buffers
         buffer = self._buffers.setdefault(number, slot.buffers[slot.free_buffer])
+        if first and slot.plan.sparse:
+            # Experts without a token write nothing: what they leave must be zero.
+            buffer.tensor.zero_()
+            first = False
         return Segment(start, end, slot.scaling, slot.compute.groups, buffer.groups, first=first)
 
     def commit(self, slots: Iterable[int]) -> None:

@@ -14,6 +14,7 @@ from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 from tinkermesh.v1.catalog_pb2_grpc import add_CatalogServicer_to_server
 from tinkermesh.v1.completions_pb2_grpc import add_CompletionsServicer_to_server
+from tinkermesh.v1.console_pb2_grpc import add_ConsoleServicer_to_server
 from tinkermesh.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from tinkermesh.v1.tenants_pb2_grpc import add_TenantsServicer_to_server
 
@@ -33,6 +34,7 @@ from services.common.ids import key_hash
 from tests.contract.gateway.belongings import Belongings
 from tests.contract.gateway.fake_catalog import FakeCatalog
 from tests.contract.gateway.fake_completions import FakeCompletions
+from tests.contract.gateway.fake_console import FakeConsole
 from tests.contract.gateway.fake_tenants import FakeTenants
 from tests.contract.gateway.made_up_results import outcome
 from tests.contract.gateway.submitted import BASE_MODEL, Submitted
@@ -55,6 +57,7 @@ class FakeScheduler(Belongings, SchedulerServicer):
         self.streams = WatchStreams(self.requests)
         self.catalog = FakeCatalog(self)
         self.completions = FakeCompletions(self)
+        self.console = FakeConsole(self)
         self.port = 0
         self.tenants = FakeTenants()
         self._server: GrpcServer | None = None
@@ -74,6 +77,7 @@ class FakeScheduler(Belongings, SchedulerServicer):
         add_SchedulerServicer_to_server(self, self._server.server)
         add_CatalogServicer_to_server(self.catalog, self._server.server)
         add_CompletionsServicer_to_server(self.completions, self._server.server)
+        add_ConsoleServicer_to_server(self.console, self._server.server)
         add_TenantsServicer_to_server(self.tenants, self._server.server)
         self.port = await self._server.start(address)
         return self.port

@@ -11,7 +11,7 @@ from services.common.datum_blocks import Datum
 from services.trainer.engine import Layout
 from services.trainer.megatron.engine import EngineConfig, MegatronEngine
 from tests.unit.trainer import reference
-from tests.unit.trainer.rig import ADAM, CROSS_ENTROPY, on_slot, randomize, supervised
+from tests.unit.trainer.rig import ADAM, CROSS_ENTROPY, on_slot, randomize, supervised, whole_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +36,8 @@ class Trained:
         datum = Datum(np.asarray(tokens[:-1], np.int32), targets, {"weights": np.ones(targets.shape, np.float32)})
         result = self.engine.run_pass(on_slot(0, datum), CROSS_ENTROPY, backward=False)[0]
         return result.logprobs[:, 0]
+
+    def vocabulary(self, tokens: list[int]) -> np.ndarray:
+        """float32 [len(tokens), vocabulary]: of every token after each of these."""
+        datum = whole_vocabulary(np.asarray(tokens, np.int32), self.engine.facts.vocab)
+        return self.engine.run_pass(on_slot(0, datum), CROSS_ENTROPY, backward=False)[0].logprobs

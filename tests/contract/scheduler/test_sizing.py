@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from services.scheduler.store import keys
 from tests.contract.scheduler.requests import new_session
 from tests.contract.scheduler.rig import Mesh, running_mesh
+from tests.contract.scheduler.test_causes import failing
+from tests.contract.scheduler.test_curves import first_steps, steps
+from tests.contract.scheduler.test_training_functions import MODEL, Bench, bench
 from tests.doubles.sizing import bytes_of, memory_of_keys
 from tests.doubles.valkey import ValkeyProcess
 
+__all__ = ["bench"]
 MODELS, EACH = 4, 30
 SMALL, LARGE = (8,), (512,) * 4
 
@@ -71,3 +76,24 @@ async def test_a_live_model(mesh: Mesh) -> None:
         await mesh.opened(new_session())
     each = (await memory_of_keys(mesh.redis) - before) / count
     assert 0.2 <= each / bytes_of("live model") <= 1.0
+
+
+async def memory_of(bench: Bench, key: str) -> int:
+    return int(await bench.redis.memory_usage(key, samples=0) or 0)
+
+
+@pytest.mark.parametrize("points", [10, 255])
+async def test_a_loss_curve(bench: Bench, points: int) -> None:
+    """Its list, and what a model's row holds more of than before its first step."""
+    before = await memory_of(bench, keys.model("p", MODEL))
+    await first_steps(bench)
+    await steps(bench, 2, points - 1)
+    row = await memory_of(bench, keys.model("p", MODEL)) - before
+    taken = row + await memory_of(bench, keys.curve("p", MODEL))
+    assert 0.5 <= taken / bytes_of("loss curve", points=points) <= 1.0
+
+
+async def test_recent_failures(bench: Bench) -> None:
+    await failing(bench, [f"{number}" + "x" * 2000 for number in range(60)])
+    taken = await memory_of(bench, keys.causes("p", "tenant"))
+    assert 0.5 <= taken / (50 * bytes_of("recent failure")) <= 1.0

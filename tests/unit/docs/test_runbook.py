@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.doubles.grpcurl import documented
-from tests.doubles.prometheus import as_number, clauses, metrics_of
+from tests.doubles.prometheus import HURRY, as_number, clauses, hurried, metrics_of
 from tools.metrics_doc import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,3 +61,22 @@ def test_clauses_are_told_apart_and_become_numbers() -> None:
         "tinkermesh_x",
         "vllm:z_total",
     }
+
+
+def test_hurried_rules_differ_from_the_shipped_ones_in_times_alone() -> None:
+    """What tests/mesh/test_alert_faults.py and test_alert_pauses.py build on."""
+    rules = {rule["alert"]: rule for group in hurried(RULES)["groups"] for rule in group["rules"]}
+    assert list(rules) == list(ALERTS) and not any("for" in rule for rule in rules.values())
+    times = re.compile(r"\[\d+[smh]\]|(?<=_seconds\) > )\d+|(?<=\) > )(120|6)$", re.MULTILINE)
+    for name, rule in rules.items():
+        assert times.sub("T", rule["expr"]) == times.sub("T", ALERTS[name]["expr"]), name
+        assert {**rule, "expr": ""} == {k: v for k, v in {**ALERTS[name], "expr": ""}.items() if k != "for"}
+    assert rules["TinkermeshReplayStuck"]["expr"].split("\n")[0].endswith(f"> {300 // HURRY}")
+    assert "[15s]) > 10" in rules["TinkermeshSlowAnswers"]["expr"].replace(")))", ")")
+
+
+def test_the_table_of_faults_names_every_alert_and_a_test_expects_each() -> None:
+    told = (ROOT / "docs" / "metrics.md").read_text().split("| fault | alerts |", 1)[1].split("\n\n", 1)[0]
+    assert set(re.findall(r"Tinkermesh\w+", told)) == set(ALERTS)
+    tests = [(ROOT / "tests" / "mesh" / f"test_alert{part}.py").read_text() for part in ("s", "_faults", "_pauses")]
+    assert set(re.findall(r"\"(Tinkermesh\w+)\"", "".join(tests))) == set(ALERTS)

@@ -42,6 +42,18 @@ def test_a_config_that_cannot_be_served_is_named(tmp_path: Path, change: dict[st
         FILES.check(write_adapter(tmp_path / "bad", **change))
 
 
+def test_an_adapter_of_experts_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """Although the base model has those matrices: the engine would serve it without them."""
+    module = "model.layers.0.mlp.experts.3.up_proj"
+    directory = write_adapter(tmp_path / "bad")
+    tensors = load_file(directory / WEIGHTS)
+    tensors[f"base_model.model.{module}.lora_A.weight"] = np.zeros((8, 16), np.float32)
+    tensors[f"base_model.model.{module}.lora_B.weight"] = np.zeros((32, 8), np.float32)
+    save_file(tensors, directory / WEIGHTS)
+    with pytest.raises(InvalidInput, match="adapts experts, which samplers do not serve; train without train_mlp"):
+        AdapterFiles({**LINEAR, module: (32, 16)}, max_rank=16).check(directory)
+
+
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe"])
 def test_an_unreadable_config_is_said(tmp_path: Path, content: bytes) -> None:
     directory = write_adapter(tmp_path / "bad")

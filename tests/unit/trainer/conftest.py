@@ -9,7 +9,7 @@ import torch
 
 from services.trainer.megatron.engine import EngineConfig, MegatronEngine
 from tests.doubles.default_model import default_model_or_skip
-from tests.unit.trainer.models import BUILDERS
+from tests.unit.trainer.models import BUILDERS, MIXTURES
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
@@ -17,13 +17,13 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Name of a tiny model (see models.BUILDERS) -> its directory, built on first use."""
+    """Name of a tiny model (see models.py) -> its directory, built on first use."""
     root = tmp_path_factory.mktemp("models")
     built: dict[str, Path] = {}
 
     def get(name: str) -> Path:
         if name not in built:
-            built[name] = BUILDERS[name](root / name)
+            built[name] = (BUILDERS | MIXTURES)[name](root / name)
         return built[name]
 
     return get

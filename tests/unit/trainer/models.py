@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tools.make_tiny_qwen3 import VOCABULARY, write_random
 from tools.make_tiny_qwen3 import build as build_qwen3
+from tools.make_tiny_qwen3_moe import build as build_qwen3_moe
 
 
 def build_llama(directory: Path, *, tied: bool) -> Path:
@@ -36,4 +37,18 @@ BUILDERS = {
     "qwen3-tied": lambda directory: build_qwen3(directory, tied=True),
     "llama": lambda directory: build_llama(directory, tied=False),
     "llama-tied": lambda directory: build_llama(directory, tied=True),
+}
+MIXTURES = {
+    "qwen3-moe": build_qwen3_moe,
+    "qwen3-moe-sparse": lambda directory: build_qwen3_moe(directory, mlp_only_layers=[]),
+    # Probabilities as they are, every second layer sparse, one expert a token less, tied.
+    "qwen3-moe-plain": lambda directory: build_qwen3_moe(
+        directory,
+        norm_topk_prob=False,
+        decoder_sparse_step=2,
+        mlp_only_layers=[],
+        num_experts=5,
+        num_experts_per_tok=2,
+        tie_word_embeddings=True,
+    ),
 }

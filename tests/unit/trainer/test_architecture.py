@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from services.common.errors import InvalidInput
 from services.trainer.megatron.architecture import read_architecture
 from services.trainer.megatron.engine import EngineConfig, MegatronEngine
+from services.trainer.megatron.mixture import Mixture
 
 
 def _copy(source: Path, target: Path, **changes: object) -> Path:
@@ -39,6 +40,46 @@ def test_unsupported_field_is_named(
     directory = _copy(model_dir("qwen3"), tmp_path / "model", **{field: value})
     with pytest.raises(InvalidInput, match="rope_type" if field == "rope_parameters" else field):
         read_architecture(directory)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("shared_expert_intermediate_size", 64),
+        ("scoring_func", "sigmoid"),
+        ("n_group", 2),
+        ("num_experts_per_tok", 9),
+        ("num_experts_per_tok", 0),
+        ("decoder_sparse_step", 0),
+        ("moe_intermediate_size", "many"),
+    ],
+)
+def test_unsupported_field_of_a_mixture_is_named(
+    field: str, value: object, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    directory = _copy(model_dir("qwen3-moe"), tmp_path / "model", **{field: value})
+    with pytest.raises(InvalidInput, match="many" if value == "many" else field):
+        read_architecture(directory)
+
+
+def test_a_mixture_is_read_under_the_fields_old_and_new_names(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    expected = Mixture(experts=8, chosen=3, ffn=32, normalised=True, layers=frozenset({0, 1, 3}))
+    assert read_architecture(model_dir("qwen3-moe")).mixture == expected
+    config = json.loads((model_dir("qwen3-moe") / "config.json").read_text())
+    config["num_experts"] = config.pop("num_local_experts")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_architecture(tmp_path).mixture == expected
+    (tmp_path / "config.json").write_text(json.dumps(config | {"decoder_sparse_step": 5}))
+    assert read_architecture(tmp_path).mixture is None
+    assert read_architecture(model_dir("qwen3")).mixture is None
+
+
+def test_tensor_parallelism_must_divide_the_experts_inner_size(
+    model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    directory = _copy(model_dir("qwen3-moe"), tmp_path / "model", moe_intermediate_size=33)
+    with pytest.raises(InvalidInput, match="moe_intermediate_size 33"):
+        read_architecture(directory).check_tensor_parallel(2)
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "num_attention_heads", "rms_norm_eps", "intermediate_size"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -23,9 +24,10 @@ def _train(engine: MegatronEngine, slot: int, numbers: range) -> None:
         engine.optim_steps([(slot, ADAM)])
 
 
-@pytest.fixture
-def trained(engine: MegatronEngine) -> MegatronEngine:
+@pytest.fixture(params=["qwen3", "qwen3-moe"])
+def trained(request: pytest.FixtureRequest, engine_for: Callable[..., MegatronEngine]) -> MegatronEngine:
     """Slot 0 after STEPS steps."""
+    engine = engine_for(request.param)
     randomize(engine, 0, SHAPE, seed=1)
     _train(engine, 0, range(STEPS))
     return engine
@@ -74,7 +76,7 @@ def test_resume_in_another_slot_is_bitwise_the_uninterrupted_run_CKPT_07(
     damaged = {name: _resume(trained, control) for name, control in controls.items()}
     measured(
         Claim.RESUME,
-        "engine: weights and moments",
+        f"engine, tiny {trained.config.model_dir.name}: weights and moments",
         _largest(resumed, uninterrupted, ("weights", "exp_avg", "exp_avg_sq")),
         within=0.0,
         **{name: _largest(end, uninterrupted, ("weights",)) for name, end in damaged.items()},

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tinkermesh.v1 import trainer_pb2 as pb
 
 from services.common.tinker_path import SAMPLER_WEIGHTS, WEIGHTS
 from services.trainer import checkpoint
 from services.trainer.engine import Layout
 from services.trainer.megatron.engine import MegatronEngine
+from services.trainer.megatron.lora.plan import plan_adapter
+from services.trainer.megatron.lora.slots import slot_bytes
 from tests.doubles.sizing import bytes_of
 from tests.unit.trainer.rig import ADAM, CROSS_ENTROPY, on_slot, supervised
 
@@ -20,9 +23,19 @@ RANKS = (4, 32)
 TOLERANCE = 0.1
 
 
+# A of these is cut by no rank, nor is B of the others.
+BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
+
+
 def parameters(engine: MegatronEngine, rank: int) -> dict[str, int]:
     shapes = engine.expected_shapes(Layout(rank, 32.0, True, True, True)).values()
     return {"P": sum(math.prod(shape) for shape in shapes), "matrices": len(shapes)}
+
+
+def whole(engine: MegatronEngine, rank: int) -> int:
+    shapes = engine.expected_shapes(Layout(rank, 32.0, True, True, True))
+    sides = {name: "lora_A" if name.split(".")[-3] in BY_COLUMNS else "lora_B" for name in shapes}
+    return sum(math.prod(shape) for name, shape in shapes.items() if sides[name] in name)
 
 
 @pytest.fixture
@@ -45,11 +58,15 @@ def written(engine: MegatronEngine, slot: int, directory: Path, *, moments: bool
     return sum(file.stat().st_size for file in directory.iterdir())
 
 
-def test_slot_and_capture_OPT_09(engine_for: Callable[..., MegatronEngine]) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
+def test_slot_and_capture_OPT_09(name: str, engine_for: Callable[..., MegatronEngine]) -> None:
     """What the process really grows by is in test_slot_memory.py."""
-    engine = engine_for("qwen3", max_rank=16)
+    engine = engine_for(name, max_rank=16)
     told, adapter = engine.slot_memory(), parameters(engine, 16)
-    assert bytes_of("slot", P=adapter["P"], tp=1) == told.slot
+    kept = {"P": adapter["P"], "W": whole(engine, 16)}
+    assert bytes_of("slot", **kept, tp=1) == told.slot
+    plan = plan_adapter(engine.facts, Layout(16, 16.0, True, True, True), 2)
+    assert bytes_of("slot", **kept, tp=2) == slot_bytes(plan, torch.float32)
     assert bytes_of("capture", P=adapter["P"]) == told.image
 
 

@@ -34,9 +34,9 @@ def test_counts_below_one_are_refused_by_name(field: str):
         settings(**{field: 0}).check()
 
 
-def _model(directory: Path, positions: int) -> str:
+def _model(directory: Path, positions: int, architecture: str = "X") -> str:
     directory.mkdir(exist_ok=True)
-    config = {"architectures": ["X"], "vocab_size": 10, "max_position_embeddings": positions}
+    config = {"architectures": [architecture], "vocab_size": 10, "max_position_embeddings": positions}
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "model.safetensors").write_bytes(b"x")
     return str(directory)
@@ -52,6 +52,15 @@ def test_facts_come_from_the_model_and_the_settings_ADD_01(tmp_path: Path):
     assert facts.train_unembed
     assert facts.tokenizer_path == str(tmp_path / "Tiny-Model")
     assert "cross_entropy" in facts.losses
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_mixtures_experts_are_trained_only_where_the_setting_says_so(tmp_path: Path, experts: bool):
+    path = _model(tmp_path / "m", 100, "Qwen3MoeForCausalLM")
+    facts = pool_facts(settings(model_path=path, train_experts=experts))
+    assert facts.train_mlp == experts
+    assert facts.train_attn
+    assert facts.train_unembed
 
 
 def test_context_is_the_models_at_most(tmp_path: Path):

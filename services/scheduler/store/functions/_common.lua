@@ -194,6 +194,7 @@ local function settle_row(context, key, state, result)
     redis.call('UNLINK', context.prefix .. ':out:' .. key)
   end
   keep_result(context, key, tonumber(redis.call('HGET', row, 'result_bytes') or 0))
+  if state == 'failed' then note_cause(context.prefix, row, context.now, result or '') end
   redis.call('ZADD', context.prefix .. ':expiring', expires, key)
   table.insert(context.settled, request_id)
   return true

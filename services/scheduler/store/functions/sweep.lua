@@ -49,7 +49,7 @@ local function purge(prefix, id)
   if #rows == PURGED_PER_CALL then return false end
   local session = redis.call('HGET', prefix .. ':model:' .. id, 'session')
   redis.call('SREM', prefix .. ':session_models:' .. session, id)
-  redis.call('UNLINK', prefix .. ':model:' .. id, prefix .. ':names:' .. id, prefix .. ':rows:' .. id)
+  redis.call('UNLINK', prefix .. ':model:' .. id, prefix .. ':names:' .. id, prefix .. ':rows:' .. id, curve_key(prefix, id))
   return true
 end
 

@@ -116,8 +116,9 @@ local function closing_text(op, message)
   return op .. ' failed: ' .. message .. '; create a new model and restore from a checkpoint'
 end
 
--- Some datums of a batch op; with the last of them the request is done.
-function act.part(context, item, data)
+-- Some datums of a batch op; with the last of them the request is done. a, b: their loss and positions (_curves.lua).
+function act.part(context, item, data, loss, positions)
+  add_loss(context, item, loss, positions)
   local row = request_row(context, item.k)
   redis.call('HSET', context.prefix .. ':out:' .. item.k, int(item.f), data)
   redis.call('HINCRBY', row, 'result_bytes', #data)
@@ -126,7 +127,10 @@ function act.part(context, item, data)
   if int(reported) == redis.call('HGET', row, 'datums') then settle_row(context, item.k, 'done') end
 end
 
-function act.done(context, item, data)
+-- a, b: learning rate and gradient norm of a step.
+function act.done(context, item, data, rate, norm)
+  if item.o == 'optim_step' then add_point(context, item, rate, norm) end
+  if item.o == 'load_weights' then forget_window(model_row(context, item.m)) end
   if item.o == 'optim_step' or item.o == 'load_weights' then
     redis.call('HSET', model_row(context, item.m), 'window_rejected', '0')
   end

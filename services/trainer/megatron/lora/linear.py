@@ -14,6 +14,7 @@ windows.py adds them once before the optimizer step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,12 +33,28 @@ def apply_slot_linear(x: torch.Tensor, weight: FrozenMatrix, deltas: Deltas, anc
     return run_node(_SlotLinear, x, anchor, weight, deltas)
 
 
+def forward_linear(
+    x: torch.Tensor, weight: FrozenMatrix, deltas: Deltas
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """y, and what backward_linear asks back: h of each segment."""
+    y = weight.times_transposed(x)
+    cuts = zip(_cut(x, deltas), _cut(y, deltas), deltas.items, strict=True)
+    return y, [None if delta is None else _add_delta(xs, ys, delta) for xs, ys, delta in cuts]
+
+
+def backward_linear(
+    dy: torch.Tensor, x: torch.Tensor, weight: FrozenMatrix, deltas: Deltas, hidden: list[torch.Tensor | None]
+) -> torch.Tensor:
+    """Writes the gradients of A and B; dy [T, out], contiguous -> dx [T, in]."""
+    dx = weight.times(dy)
+    _backward_deltas(_cut(dx, deltas), dy, x, deltas, hidden)
+    return dx
+
+
 class _SlotLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, anchor: torch.Tensor, weight: FrozenMatrix, deltas: Deltas) -> torch.Tensor:
-        y = weight.times_transposed(x)
-        cuts = zip(_cut(x, deltas), _cut(y, deltas), deltas.items, strict=True)
-        hidden = [None if delta is None else _add_delta(xs, ys, delta) for xs, ys, delta in cuts]
+        y, hidden = forward_linear(x, weight, deltas)
         if anchor.requires_grad:
             ctx.save_for_backward(x)
             ctx.weight, ctx.deltas, ctx.hidden = weight, deltas, hidden
@@ -46,20 +63,29 @@ class _SlotLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        deltas: Deltas = ctx.deltas
         dy = dy.contiguous()
-        dx = ctx.weight.times(dy) if ctx.needs_input_grad[0] else None
-        dx_cuts = [None] * len(deltas.items) if dx is None else _cut(dx, deltas)
-        cuts = zip(dx_cuts, _cut(dy, deltas), _cut(x, deltas), ctx.hidden, deltas.items, strict=True)
-        for dxs, dys, xs, h, delta in cuts:
-            if delta is not None:
-                _backward_delta(dxs, dys, xs, h, delta)
-        return dx, None, None, None
+        if ctx.needs_input_grad[0]:
+            return backward_linear(dy, x, ctx.weight, ctx.deltas, ctx.hidden), None, None, None
+        _backward_deltas([None] * len(ctx.deltas.items), dy, x, ctx.deltas, ctx.hidden)
+        return None, None, None, None
 
 
 def _cut(tokens: torch.Tensor, deltas: Deltas) -> tuple[torch.Tensor, ...]:
     """The rows of each segment, as views."""
     return torch.split_with_sizes(tokens, deltas.lengths)
+
+
+def _backward_deltas(
+    dx_cuts: Sequence[torch.Tensor | None],
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    deltas: Deltas,
+    hidden: list[torch.Tensor | None],
+) -> None:
+    cuts = zip(dx_cuts, _cut(dy, deltas), _cut(x, deltas), hidden, deltas.items, strict=True)
+    for dxs, dys, xs, h, delta in cuts:
+        if delta is not None and h is not None:
+            _backward_delta(dxs, dys, xs, h, delta)
 
 
 def _stacked(tokens: torch.Tensor, delta: Delta) -> torch.Tensor:

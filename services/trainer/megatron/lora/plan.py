@@ -59,7 +59,10 @@ class GroupViews:
 
 @dataclass(frozen=True, slots=True)
 class FlatPlan:
-    """`size` elements; the first `replicated` of them are whole on every tensor-parallel rank."""
+    """`size` elements; the first `replicated` of them are whole on every tensor-parallel rank.
+
+    `sparse`: it has groups that a pass may not reach, those of experts.
+    """
 
     rank: int
     size: int
@@ -67,6 +70,7 @@ class FlatPlan:
     entries: tuple[Entry, ...]
     groups: dict[GroupKey, tuple[int, tuple[int, ...]]]
     by_name: dict[str, Entry]
+    sparse: bool
 
     def views(self, flat: torch.Tensor) -> dict[GroupKey, GroupViews]:
         """The weights of each group as views into `flat` [size] or [n, size]."""
@@ -113,6 +117,7 @@ class _Planner:
             entries=tuple(self._entries),
             groups={key: (value[0], tuple(value[1:])) for key, value in starts.items()},
             by_name={entry.name: entry for entry in self._entries},
+            sparse=any(len(key) > 2 for key in starts),
         )
 
     def _add_a(self, group: Group, starts: dict[GroupKey, list[int]]) -> None:

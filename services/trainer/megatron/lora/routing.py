@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from services.trainer.megatron.lora.plan import GroupViews
 from services.trainer.megatron.lora.targets import LM_HEAD, GroupKey
 
@@ -76,34 +78,51 @@ class Routing:
 
     def __init__(self) -> None:
         self._segments: Sequence[Segment] = ()
+        self._singles: Sequence[Segment] = ()
         self._lengths: tuple[int, ...] = ()
 
     @contextmanager
     def use(self, segments: Sequence[Segment]) -> Iterator[None]:
         """`segments` cover the micro-batch's tokens without a gap."""
         self._segments = segments
+        self._singles = [single for segment in segments for single in segment.one_by_one()]
         self._lengths = tuple(segment.end - segment.start for segment in segments)
         try:
             yield
         finally:
-            self._segments, self._lengths = (), ()
+            self._segments, self._singles, self._lengths = (), (), ()
 
     def deltas(self, key: GroupKey) -> Deltas:
-        return Deltas(self._lengths, tuple(_delta(segment, key) for segment in self._segments))
+        return Deltas(self._lengths, tuple(_delta(one, key, one.start, one.end) for one in self._segments))
 
     def head_deltas(self) -> list[Delta]:
         """The unembedding's, slot by slot."""
-        singles = [single for segment in self._segments for single in segment.one_by_one()]
-        return [delta for single in singles if (delta := _delta(single, LM_HEAD)) is not None]
+        found = [_delta(one, LM_HEAD, one.start, one.end) for one in self._singles]
+        return [delta for delta in found if delta is not None]
+
+    def owners(self, device: torch.device) -> tuple[torch.Tensor, int]:
+        """int64 [T]: which slot's tokens each one is of, counted in token order; and of how many slots."""
+        lengths = torch.tensor([one.end - one.start for one in self._singles])
+        return torch.repeat_interleave(lengths).to(device), len(self._singles)
+
+    def expert_deltas(self, key: GroupKey, rows: Sequence[int]) -> Deltas:
+        """In a layer that sees `rows` of each slot's tokens, one slot after the other."""
+        lengths, items, start = [], [], 0
+        for one, count in zip(self._singles, rows, strict=True):
+            if count:
+                lengths.append(count)
+                items.append(_delta(one, key, start, start + count))
+                start += count
+        return Deltas(tuple(lengths), tuple(items))
 
 
-def _delta(segment: Segment, key: GroupKey) -> Delta | None:
+def _delta(segment: Segment, key: GroupKey, start: int, end: int) -> Delta | None:
     weights = segment.weights.get(key)
     if weights is None:
         return None
     return Delta(
-        segment.start,
-        segment.end,
+        start,
+        end,
         segment.count,
         segment.scaling,
         weights,

@@ -16,7 +16,8 @@ from services.trainer.engine import Layout
 from services.trainer.megatron.architecture import Architecture
 
 Kind = Literal["qkv", "o", "gate_up", "down", "lm_head"]
-GroupKey = tuple[Kind, int]
+GroupKey = tuple[Kind, int] | tuple[Kind, int, int]
+"""Kind and layer; of an expert's matrices, its number too."""
 LM_HEAD: GroupKey = ("lm_head", 0)
 
 
@@ -59,6 +60,15 @@ def _attention(model: Architecture, layer: int, root: str) -> Iterator[Group]:
 
 
 def _mlp(model: Architecture, layer: int, root: str) -> Iterator[Group]:
-    parts = (Part(f"{root}.gate_proj", model.hidden, model.ffn), Part(f"{root}.up_proj", model.hidden, model.ffn))
-    yield Group(("gate_up", layer), parts, row_parallel=False)
-    yield Group(("down", layer), (Part(f"{root}.down_proj", model.ffn, model.hidden),), row_parallel=True)
+    mixture = model.mixture_of(layer)
+    if mixture is None:
+        yield from _swiglu(("gate_up", layer), ("down", layer), root, model.hidden, model.ffn)
+        return
+    for expert in range(mixture.experts):
+        keys: tuple[GroupKey, GroupKey] = ("gate_up", layer, expert), ("down", layer, expert)
+        yield from _swiglu(*keys, f"{root}.experts.{expert}", model.hidden, mixture.ffn)
+
+
+def _swiglu(gate_up: GroupKey, down: GroupKey, root: str, hidden: int, ffn: int) -> Iterator[Group]:
+    yield Group(gate_up, (Part(f"{root}.gate_proj", hidden, ffn), Part(f"{root}.up_proj", hidden, ffn)), False)
+    yield Group(down, (Part(f"{root}.down_proj", ffn, hidden),), True)
