@@ -15,6 +15,7 @@ from services.local import default_model, demo
 from services.local.cli_bench import bench
 from services.local.cli_catalog import checkpoints_app, runs_app
 from services.local.cli_doctor import doctor
+from services.local.cli_jobs import jobs_app
 from services.local.cli_status import status
 from services.local.cli_tail import tail
 from services.local.cli_tenancy import keys_app, tenants_app
@@ -27,6 +28,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(runs_app, name="runs")
 app.add_typer(checkpoints_app, name="checkpoints")
+app.add_typer(jobs_app, name="jobs")
 app.command()(status)
 app.command()(tail)
 app.command()(doctor)
