@@ -25,6 +25,7 @@ MODULES = (
     "resume",
     "wakeup",
     "burst",
+    "jobs",
     "decode",
     "catalog",
     "fair_share",

@@ -4,6 +4,7 @@
 * model id              ``<session>:train:<model_seq_id>`` (the SDK computes it itself)
 * sampling session id   ``<session>:sample:<sampling_session_seq_id>:<pool>``
 * request id            ``<pool>.<32 hex of the client's key>.<generation>``
+* job id                ``job-<32 hex>.<pool>``
 * completions wait      ``@<sampling session id>:<clone>><cursor>``: a name in Watch, not a client's id
 """
 
@@ -14,13 +15,14 @@ import re
 import uuid
 from typing import NamedTuple
 
-from services.common.errors import UnknownId
+from services.common.errors import MissingResource, UnknownId
 
 _SESSION = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _MODEL = re.compile(rf"({_SESSION}):train:(0|[1-9][0-9]{{0,18}})")
 _POOL = r"[a-z0-9][a-z0-9_-]{0,62}"
 _SAMPLING = re.compile(rf"({_SESSION}):sample:(0|[1-9][0-9]{{0,18}}):({_POOL})")
 _REQUEST = re.compile(rf"({_POOL})\.([0-9a-f]{{32}})\.(0|[1-9][0-9]{{0,5}})")
+_JOB = re.compile(rf"job-([0-9a-f]{{32}})\.({_POOL})")
 _COMPLETIONS = re.compile(rf"@({_SAMPLING.pattern}):([0-9]{{1,19}})>([0-9]{{1,16}})")
 
 
@@ -48,6 +50,14 @@ class RequestId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.pool}.{self.key}.{self.generation}"
+
+
+class JobId(NamedTuple):
+    key: str
+    pool: str
+
+    def __str__(self) -> str:
+        return f"job-{self.key}.{self.pool}"
 
 
 class CompletionsWait(NamedTuple):
@@ -104,6 +114,14 @@ def parse_request_id(text: str) -> RequestId:
     if match is None:
         raise UnknownId(f"request_id {text[:200]!r} is not one of this mesh")
     return RequestId(match[1], match[2], int(match[3]))
+
+
+def parse_job_id(text: str) -> JobId:
+    """Raises MissingResource when `text` is not a job id."""
+    match = _JOB.fullmatch(text)
+    if match is None:
+        raise MissingResource(f"job {text[:200]!r} does not exist")
+    return JobId(match[1], match[2])
 
 
 def parse_completions_wait(text: str) -> CompletionsWait:

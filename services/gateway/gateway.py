@@ -19,6 +19,7 @@ from services.gateway.upstream.catalog import CatalogClient
 from services.gateway.upstream.completions import CompletionsClient
 from services.gateway.upstream.console import ConsoleClient
 from services.gateway.upstream.facts import FactsCache
+from services.gateway.upstream.jobs import JobsClient
 from services.gateway.upstream.keys import KeyAnswers, TenantsClient
 from services.gateway.upstream.retry import Retry
 from services.gateway.upstream.scheduler import SchedulerClient
@@ -43,6 +44,7 @@ class Gateway:
         self.catalog = CatalogClient(self._channel, retry)
         self.completions = CompletionsClient(self._channel, retry)
         self.console = ConsoleClient(self._channel, retry)
+        self.jobs = JobsClient(self._channel, retry, settings.retry_seconds)
         self.links = Links(pepper)
         self.tenants = TenantsClient(self._channel, retry)
         self.tokens = Tokens(pepper, settings.jwt_lifetime_seconds) if settings.jwt_auth else None

@@ -15,6 +15,7 @@ from services.local import default_model, demo
 from services.local.cli_bench import bench
 from services.local.cli_catalog import checkpoints_app, runs_app
 from services.local.cli_doctor import doctor
+from services.local.cli_jobs import jobs_app
 from services.local.cli_kept import gc, snapshots
 from services.local.cli_operators import models_app, requests_app, trainers_app
 from services.local.cli_status import status
@@ -32,6 +33,7 @@ app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(models_app, name="models")
 app.add_typer(requests_app, name="requests")
 app.add_typer(trainers_app, name="trainers")
+app.add_typer(jobs_app, name="jobs")
 app.command()(status)
 app.command()(tail)
 app.command()(snapshots)

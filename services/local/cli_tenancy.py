@@ -150,6 +150,7 @@ def set_tenant(
     requests_per_second: Annotated[float | None, typer.Option(min=0, help="Accepted commands and samples")] = None,
     result_bytes: Annotated[int | None, typer.Option(min=0, help="Results that are kept")] = None,
     sequence_bytes: Annotated[int | None, typer.Option(min=0, help="Recorded sequences that are kept")] = None,
+    job_tasks: Annotated[int | None, typer.Option(min=0, help="Tasks of jobs that are not settled")] = None,
     reset: Annotated[list[str] | None, typer.Option(help="A quota that follows the mesh's default again")] = None,
     state_dir: StateOption = None,
     scheduler: SchedulerOption = "",
@@ -165,6 +166,7 @@ def set_tenant(
         requests_per_second=requests_per_second,
         result_bytes=result_bytes,
         sequence_bytes=sequence_bytes,
+        job_tasks=job_tasks,
     )
     change = pb.SetTenantRequest(tenant_id=tenant_id, name=name, weight=weight, quotas=quotas, reset=reset or [])
     with _mesh(state_dir, scheduler) as mesh:

@@ -37,7 +37,7 @@ _BY_STATUS: dict[int, type[TinkermeshError]] = {
 class GatewayClient:
     """For one thread. `base_url` is what clients have as TINKER_BASE_URL."""
 
-    def __init__(self, base_url: str, key: str, timeout_seconds: float = 60.0) -> None:
+    def __init__(self, base_url: str, key: str, timeout_seconds: float = 60.0, prefix: str = PREFIX) -> None:
         """Raises InvalidInput when `base_url` is no http or https address."""
         try:
             parts = urlsplit(base_url)
@@ -49,7 +49,7 @@ class GatewayClient:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self.base_url = base_url
         self._connection = kind(host, port, timeout=timeout_seconds)
-        self._path = parts.path.rstrip("/") + PREFIX
+        self._path = parts.path.rstrip("/") + prefix
         self._headers = {"Content-Type": "application/json", **({"X-API-Key": key} if key else {})}
 
     def get(self, path: str) -> Any:

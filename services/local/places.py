@@ -12,7 +12,7 @@ import typer
 
 from services.common.errors import Unauthenticated, Unavailable
 from services.local import endpoints
-from services.local.gateway_client import GatewayClient
+from services.local.gateway_client import PREFIX, GatewayClient
 from services.local.settings import default_state_dir
 from services.local.state import DEFAULT_KEY
 from services.local.tenancy_client import is_running
@@ -64,10 +64,12 @@ def local_mesh(where: Path) -> endpoints.Endpoints | None:
 
 
 @contextmanager
-def gateway(state_dir: Path | None, url: str) -> Iterator[GatewayClient]:
+def gateway(
+    state_dir: Path | None, url: str, *, prefix: str = PREFIX, timeout_seconds: float = 60.0
+) -> Iterator[GatewayClient]:
     """Raises Unavailable, Unauthenticated, InvalidInput."""
     chosen = gateway_url(state_dir, url)
-    client = GatewayClient(chosen, api_key(chosen, state_dir))
+    client = GatewayClient(chosen, api_key(chosen, state_dir), timeout_seconds, prefix)
     try:
         yield client
     finally:

@@ -19,6 +19,8 @@ from tinkermesh.v1 import (
     completions_pb2_grpc,
     console_pb2,
     console_pb2_grpc,
+    jobs_pb2,
+    jobs_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
     tenants_pb2,
@@ -89,6 +91,7 @@ class App:
         console_pb2_grpc.add_ConsoleServicer_to_server(parts.console, self._server.server)
         admin_pb2_grpc.add_AdminServicer_to_server(parts.admin, self._server.server)
         tenants_pb2_grpc.add_TenantsServicer_to_server(parts.tenants, self._server.server)
+        jobs_pb2_grpc.add_JobsServicer_to_server(parts.jobs, self._server.server)
         self.port = await self._server.start(settings.listen)
         write_port(settings.port_file, self.port)
         log.info("replica %s serves at port %d", settings.replica, self.port)
@@ -109,6 +112,7 @@ class App:
             await self._server.set_serving(False)
             await self._parts.training.stop()
             self._parts.watches.end_all()
+            self._parts.job_progress.end_all()
             await self._server.stop(CLOSE_SECONDS)
             await self._parts.fleet.close()
         await _end(self._tasks)
@@ -169,4 +173,5 @@ def _services() -> Sequence[ServiceDescriptor]:
     catalog = catalog_pb2.DESCRIPTOR.services_by_name["Catalog"]
     completions = completions_pb2.DESCRIPTOR.services_by_name["Completions"]
     console = console_pb2.DESCRIPTOR.services_by_name["Console"]
-    return [scheduler["Scheduler"], scheduler["Registry"], catalog, completions, console, *operators]
+    jobs = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
+    return [scheduler["Scheduler"], scheduler["Registry"], catalog, completions, console, jobs, *operators]

@@ -98,6 +98,21 @@ terms_ended = SCHEDULER.counter(
     "Terms of leadership that ended, by cause: lost and superseded are not orderly, released is.",
     ["pool", "cause"],
 )
+job_tasks = SCHEDULER.counter(
+    "job_tasks_settled_total",
+    "Tasks of jobs settled; failed_user is the client's fault, failed_server the mesh's.",
+    ["pool", "outcome"],
+)
+job_tokens = SCHEDULER.counter("job_tokens_total", "Tokens generated for settled tasks of jobs.", ["pool"])
+job_retries = SCHEDULER.counter(
+    "job_retries_total",
+    "Attempts at a task of a job that ended early and were gone on with: lost on a sampler, or waited for one in vain.",
+    ["pool", "where"],
+)
+job_tasks_running = SCHEDULER.gauge("job_tasks_running", "Tasks of jobs that run; told by the pool's leader.", ["pool"])
+jobs_torn = SCHEDULER.counter(
+    "jobs_torn_total", "Files of jobs that could not be read when jobs were restored from the store.", ["pool"]
+)
 redis_up = SCHEDULER.gauge("redis_up", "1 while this replica's last look at Redis was answered.")
 redis_fill = SCHEDULER.gauge(
     "redis_memory_fill_ratio",
@@ -201,6 +216,12 @@ def generation(pool: str) -> Iterator[Generating]:
     finally:
         _generations_open.labels(pool).dec()
         _generations.labels(pool, outcome).inc()
+
+
+def job_task_settled(pool: str, state: str, category: str, tokens: int) -> None:
+    """`state`: done, failed or cancelled; `category` of a failure: user or server."""
+    job_tasks.labels(pool, f"failed_{category}" if state == "failed" else state).inc()
+    job_tokens.labels(pool).inc(tokens)
 
 
 def refused_in_turn(pool: str, op: str) -> None:

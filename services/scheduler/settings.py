@@ -42,6 +42,9 @@ class Settings(ServiceSettings, frozen=True):
     next_token_seconds: float = 60.0
     completion_wait_seconds: float = 60.0  # what a client of the OpenAI routes waits for room at a sampler at most
     adapter_load_seconds: float = 120.0
+    job_tasks: int = 10_000  # of one job
+    job_running_tasks: int = 16  # of a pool at once; samples of sessions go first
+    job_retention_seconds: float = 604_800.0  # how long a job and its results are kept after its end
     registration_seconds: float = 10.0
     term_lease_seconds: float = 5.0
 
@@ -66,6 +69,7 @@ class Settings(ServiceSettings, frozen=True):
     quota_requests_per_second: float = 0.0
     quota_result_bytes: int = 8 << 30
     quota_sequence_bytes: int = 8 << 30
+    quota_job_tasks: int = 100_000
 
     @property
     def quotas(self) -> Quotas:
@@ -79,4 +83,5 @@ class Settings(ServiceSettings, frozen=True):
             requests_per_second=self.quota_requests_per_second,
             result_bytes=self.quota_result_bytes,
             sequence_bytes=self.quota_sequence_bytes,
+            job_tasks=self.quota_job_tasks,
         )

@@ -25,6 +25,7 @@ class WireClient:
     """Posts to every given gateway in turn."""
 
     def __init__(self, urls: Sequence[str], api_key: str, *, timeout_seconds: float = 60.0) -> None:
+        self.url, self.api_key = urls[0], api_key
         headers = {"x-api-key": api_key}
         self._clients = [
             httpx.AsyncClient(base_url=f"{u}/api/v1", headers=headers, timeout=timeout_seconds, trust_env=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tests.doubles.admin import samplers, timeline, trainers
 from tests.doubles.eventually import SOON, eventually
+from tests.doubles.job_client import JobClient
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import WireClient, batch
 from tests.mesh.busy import submitted
@@ -46,6 +48,8 @@ class Shown:
     run: str = ""
     models: list[str] = field(default_factory=list)  # busy, behind a gap, idle, spare
     paths: list[str] = field(default_factory=list)
+    jobs: list[str] = field(default_factory=list)  # that have ended
+    tasks: str = ""  # a file
 
     @property
     def replacements(self) -> dict[str, str]:
@@ -60,6 +64,9 @@ class Shown:
             "TRAINER_ID": "trainer-double",
             "RUN_ID": self.run,
             "CHECKPOINT": self.paths[-1],
+            "JOB_ID": self.jobs[0],
+            "OTHER_JOB": self.jobs[1],
+            "TASKS.jsonl": self.tasks,
             "127.0.0.1:7001": addresses.schedulers[0],
             "127.0.0.1:7000": addresses.redis,
             "http://127.0.0.1:8000": addresses.base_url,
@@ -71,6 +78,7 @@ def shown(mesh: MeshProcesses) -> Iterator[Shown]:
     """A run with three checkpoints whose session has ended; models that run, miss a command and have failed."""
     made = Shown(mesh)
     asyncio.run(_trained(made))
+    asyncio.run(_sampled(made))
     for engine, kind in (("trainer", "pass"), ("sampler", "sample")):
         mesh.inject(engine, [{"kind": kind, "action": "hold_before", "times": 0}])
     try:
@@ -91,6 +99,19 @@ async def _trained(made: Shown) -> None:
     made.paths = [await saved(client, model, 3, "step-1"), await saved(client, model, 4, "draft")]
     made.paths.append(await saved(client, model, 5, "old", "save_weights_for_sampler"))
     await client.post(f"/sessions/{session}/finish", {"reason": {"type": "success"}, "detail": None})
+    await client.close()
+
+
+async def _sampled(made: Shown) -> None:
+    """Two jobs that are done, and a file to make another of."""
+    tasks = [{"prompt": "The harbour", "max_tokens": 5, "stop": []}, {"input": [11, 12], "max_tokens": 4, "stop": []}]
+    file = made.mesh.settings.state_dir / "tasks.jsonl"
+    file.write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
+    made.tasks = str(file)
+    client = JobClient(made.mesh.base_url, made.mesh.api_key)
+    for name in ("demo", "other"):
+        made.jobs.append(await client.create({"name": name, "tasks": tasks}))
+        await client.ended(made.jobs[-1])
     await client.close()
 
 

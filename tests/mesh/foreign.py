@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.doubles.fake_trainer import BASE_MODEL
+from tests.doubles.job_client import JobClient
 from tests.doubles.wire_client import Json, WireClient, batch
 from tests.mesh.main_path import accepted, adam, created, sample, saved, snapshot_sampler
 
@@ -21,9 +22,11 @@ class Belongings:
     sampler: str
     checkpoint: str
     snapshot: str
+    job: str
 
     def values(self) -> list[str]:
-        return [self.session, self.model, self.future, self.sample, self.sampler, self.checkpoint, self.snapshot]
+        shared = [self.session, self.model, self.future, self.sample, self.sampler, self.checkpoint, self.snapshot]
+        return [*shared, self.job]
 
 
 async def belongings(client: WireClient) -> Belongings:
@@ -36,7 +39,11 @@ async def belongings(client: WireClient) -> Belongings:
     sampler = await snapshot_sampler(client, session, snapshot)
     sampled = (await accepted(client, "/asample", sample(sampler, 1)))["request_id"]
     await client.future(sampled, protobuf=True)
-    return Belongings(session, model, future, sampled, sampler, checkpoint, snapshot)
+    jobs = JobClient(client.url, client.api_key)
+    job = await jobs.create({"input": [1, 2], "max_tokens": 3})
+    await jobs.ended(job)
+    await jobs.close()
+    return Belongings(session, model, future, sampled, sampler, checkpoint, snapshot, job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,20 @@ def _texts(theirs: Belongings, mine: Belongings) -> list[Attempt]:
     return [Attempt({**said, "model": model}) for model in _openai_models(theirs)]
 
 
+def _jobs(theirs: Belongings, mine: Belongings) -> list[Attempt]:
+    reference = {"job_id": theirs.job}
+    return [
+        Attempt({"continue_from": reference}),
+        Attempt({"tasks": [{"continue_from": {**reference, "index": 0}}, {"continue_from": {"job_id": mine.job}}]}),
+    ]
+
+
+def _on_job(theirs: Belongings, mine: Belongings) -> list[Attempt]:
+    return [Attempt(None, {"job_id": theirs.job})]
+
+
+CONTROL = "/v1/control"
+JOB = f"{CONTROL}/jobs/{{job_id}}"
 CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
 DOWNLOAD = "/downloads/{run_id}/{kind}/{name}/{version}"
 FINISH = {"reason": {"type": "success"}, "detail": None}
@@ -214,4 +235,11 @@ ROUTES: dict[tuple[str, str], Attempts | Safe] = {
     ("PUT", f"{CHECKPOINT}/ttl"): _on_checkpoint({"ttl_seconds": 1}),
     ("GET", f"{CHECKPOINT}/external_weights_urls"): _on_checkpoint(),
     ("GET", f"{CHECKPOINT}/archive"): _on_checkpoint(),
+    ("POST", f"{CONTROL}/jobs"): _jobs,
+    ("GET", f"{CONTROL}/jobs"): Safe("lists the caller's own", lists=True),
+    ("GET", JOB): _on_job,
+    ("DELETE", JOB): _on_job,
+    ("POST", f"{JOB}/cancel"): _on_job,
+    ("GET", f"{JOB}/results"): _on_job,
+    ("GET", f"{JOB}/events"): _on_job,
 }

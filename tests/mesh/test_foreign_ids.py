@@ -17,7 +17,7 @@ from services.gateway.settings import Settings
 from tests.contract.gateway.conftest import running
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import WireClient, batch
-from tests.mesh.foreign import OPENAI, ROUTES, Attempt, Belongings, Safe, belongings
+from tests.mesh.foreign import CONTROL, OPENAI, ROUTES, Attempt, Belongings, Safe, belongings
 from tests.mesh.main_path import adam, sample
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
@@ -41,7 +41,7 @@ class Stage:
 
     async def send(self, method: str, path: str, attempt: Attempt) -> httpx.Response:
         url = path.replace(":path}", "}").format(**{k: quote(v, safe="") for k, v in (attempt.path or {}).items()})
-        if path.startswith((OPENAI, "/console")):  # not below /api/v1
+        if path.startswith((OPENAI, CONTROL, "/console")):  # not below /api/v1
             url = f"{self.mesh.base_url}{url}"
         if method == "POST":
             return await self.stranger.post(url, attempt.body if attempt.body is not None else {})

@@ -55,6 +55,7 @@ def test_the_page_says_the_real_defaults_SEC_10() -> None:
         assert rows[name] == f"{getattr(quotas, name) >> 30} GiB"
     assert rows["tokens_per_minute"] == rows["requests_per_second"] == "none"
     assert (quotas.tokens_per_minute, quotas.requests_per_second) == (0, 0)
+    assert rows["job_tasks"] == f"{quotas.job_tasks:,}"
 
 
 def test_the_page_says_the_real_bounds() -> None:

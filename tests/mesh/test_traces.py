@@ -12,6 +12,7 @@ import pytest
 import tinker
 
 from tests.doubles.fake_trainer import BASE_MODEL
+from tests.doubles.job_client import JobClient
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.otlp import Receiver, Span, chain, tops
 from tests.doubles.wire_client import Json, WireClient, batch
@@ -167,6 +168,23 @@ async def test_a_chat_is_one_trace_from_its_post_to_the_sampler(
     root = named(spans, f"POST {route}", "gateway")
     assert str(root.attributes["tinkermesh.completion_id"]).startswith("chatcmpl-")
     assert root.attributes["tinkermesh.streamed"] is stream
+    check_whole(spans)
+
+
+async def test_a_jobs_tasks_lie_in_the_trace_of_its_post(traced: MeshProcesses, receiver: Receiver) -> None:
+    jobs, trace_id = JobClient(traced.base_url, traced.api_key), secrets.token_hex(16)
+    body = [{"input": [1, 2], "max_tokens": 3}, {"input": [1, 3], "max_tokens": 3}]
+    answer = await jobs.post(body, traceparent=f"00-{trace_id}-{CLIENT_SPAN}-01")
+    await jobs.ended(answer.json()["job_id"])
+    await jobs.close()
+    receiver.wait(lambda spans: sum(s.name == "job_task" and s.trace_id == trace_id for s in spans) == 2)
+    spans = receiver.wait_trace(trace_id, "gateway: POST /v1/control/jobs", f"scheduler: {SAMPLER}SampleStream")
+    create = "/tinkermesh.v1.Jobs/CreateJob"
+    above = [f"scheduler: {create}", f"gateway: {create}", "gateway: POST /v1/control/jobs"]
+    tasks = [span for span in spans if span.name == "job_task"]
+    for span in tasks:
+        assert chain(spans, span) == ["scheduler: job_task", *above]
+    assert sorted(span.attributes["task"] for span in tasks) == [0, 1]
     check_whole(spans)
 
 

@@ -219,6 +219,7 @@ class Quotas(_message.Message):
     REQUESTS_PER_SECOND_FIELD_NUMBER: _builtins.int
     RESULT_BYTES_FIELD_NUMBER: _builtins.int
     SEQUENCE_BYTES_FIELD_NUMBER: _builtins.int
+    JOB_TASKS_FIELD_NUMBER: _builtins.int
     sessions: _builtins.int
     """open at once, over all pools"""
     models: _builtins.int
@@ -237,6 +238,8 @@ class Quotas(_message.Message):
     """results that are kept"""
     sequence_bytes: _builtins.int
     """recorded sequences that are kept"""
+    job_tasks: _builtins.int
+    """tasks of jobs that are not settled"""
     def __init__(
         self,
         *,
@@ -249,11 +252,14 @@ class Quotas(_message.Message):
         requests_per_second: _builtins.float | None = ...,
         result_bytes: _builtins.int | None = ...,
         sequence_bytes: _builtins.int | None = ...,
+        job_tasks: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_models", b"_models", "_open_futures", b"_open_futures", "_queued_bytes", b"_queued_bytes", "_requests_per_second", b"_requests_per_second", "_result_bytes", b"_result_bytes", "_samples", b"_samples", "_sequence_bytes", b"_sequence_bytes", "_sessions", b"_sessions", "_tokens_per_minute", b"_tokens_per_minute", "models", b"models", "open_futures", b"open_futures", "queued_bytes", b"queued_bytes", "requests_per_second", b"requests_per_second", "result_bytes", b"result_bytes", "samples", b"samples", "sequence_bytes", b"sequence_bytes", "sessions", b"sessions", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_job_tasks", b"_job_tasks", "_models", b"_models", "_open_futures", b"_open_futures", "_queued_bytes", b"_queued_bytes", "_requests_per_second", b"_requests_per_second", "_result_bytes", b"_result_bytes", "_samples", b"_samples", "_sequence_bytes", b"_sequence_bytes", "_sessions", b"_sessions", "_tokens_per_minute", b"_tokens_per_minute", "job_tasks", b"job_tasks", "models", b"models", "open_futures", b"open_futures", "queued_bytes", b"queued_bytes", "requests_per_second", b"requests_per_second", "result_bytes", b"result_bytes", "samples", b"samples", "sequence_bytes", b"sequence_bytes", "sessions", b"sessions", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_models", b"_models", "_open_futures", b"_open_futures", "_queued_bytes", b"_queued_bytes", "_requests_per_second", b"_requests_per_second", "_result_bytes", b"_result_bytes", "_samples", b"_samples", "_sequence_bytes", b"_sequence_bytes", "_sessions", b"_sessions", "_tokens_per_minute", b"_tokens_per_minute", "models", b"models", "open_futures", b"open_futures", "queued_bytes", b"queued_bytes", "requests_per_second", b"requests_per_second", "result_bytes", b"result_bytes", "samples", b"samples", "sequence_bytes", b"sequence_bytes", "sessions", b"sessions", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_job_tasks", b"_job_tasks", "_models", b"_models", "_open_futures", b"_open_futures", "_queued_bytes", b"_queued_bytes", "_requests_per_second", b"_requests_per_second", "_result_bytes", b"_result_bytes", "_samples", b"_samples", "_sequence_bytes", b"_sequence_bytes", "_sessions", b"_sessions", "_tokens_per_minute", b"_tokens_per_minute", "job_tasks", b"job_tasks", "models", b"models", "open_futures", b"open_futures", "queued_bytes", b"queued_bytes", "requests_per_second", b"requests_per_second", "result_bytes", b"result_bytes", "samples", b"samples", "sequence_bytes", b"sequence_bytes", "sessions", b"sessions", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__job_tasks: _TypeAlias = _typing.Literal["job_tasks"]  # noqa: Y015
+    _WhichOneofArgType__job_tasks: _TypeAlias = _typing.Literal["_job_tasks", b"_job_tasks"]  # noqa: Y015
     _WhichOneofReturnType__models: _TypeAlias = _typing.Literal["models"]  # noqa: Y015
     _WhichOneofArgType__models: _TypeAlias = _typing.Literal["_models", b"_models"]  # noqa: Y015
     _WhichOneofReturnType__open_futures: _TypeAlias = _typing.Literal["open_futures"]  # noqa: Y015
@@ -272,6 +278,8 @@ class Quotas(_message.Message):
     _WhichOneofArgType__sessions: _TypeAlias = _typing.Literal["_sessions", b"_sessions"]  # noqa: Y015
     _WhichOneofReturnType__tokens_per_minute: _TypeAlias = _typing.Literal["tokens_per_minute"]  # noqa: Y015
     _WhichOneofArgType__tokens_per_minute: _TypeAlias = _typing.Literal["_tokens_per_minute", b"_tokens_per_minute"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__job_tasks) -> _WhichOneofReturnType__job_tasks | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__models) -> _WhichOneofReturnType__models | None: ...
     @_typing.overload
@@ -306,6 +314,7 @@ class PoolUsage(_message.Message):
     REQUESTS_LEFT_FIELD_NUMBER: _builtins.int
     RESULT_BYTES_FIELD_NUMBER: _builtins.int
     SEQUENCE_BYTES_FIELD_NUMBER: _builtins.int
+    JOB_TASKS_FIELD_NUMBER: _builtins.int
     LOG_BYTES_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     models: _builtins.int
@@ -317,6 +326,7 @@ class PoolUsage(_message.Message):
     requests_left: _builtins.float
     result_bytes: _builtins.int
     sequence_bytes: _builtins.int
+    job_tasks: _builtins.int
     log_bytes: _builtins.int
     """payloads that logs keep for a recovery; no quota counts them"""
     def __init__(
@@ -331,11 +341,12 @@ class PoolUsage(_message.Message):
         requests_left: _builtins.float | None = ...,
         result_bytes: _builtins.int = ...,
         sequence_bytes: _builtins.int = ...,
+        job_tasks: _builtins.int = ...,
         log_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "requests_left", b"requests_left", "tokens_left", b"tokens_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "log_bytes", b"log_bytes", "models", b"models", "open_futures", b"open_futures", "pool", b"pool", "queued_bytes", b"queued_bytes", "requests_left", b"requests_left", "result_bytes", b"result_bytes", "samples", b"samples", "sequence_bytes", b"sequence_bytes", "tokens_left", b"tokens_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left", "_tokens_left", b"_tokens_left", "job_tasks", b"job_tasks", "log_bytes", b"log_bytes", "models", b"models", "open_futures", b"open_futures", "pool", b"pool", "queued_bytes", b"queued_bytes", "requests_left", b"requests_left", "result_bytes", b"result_bytes", "samples", b"samples", "sequence_bytes", b"sequence_bytes", "tokens_left", b"tokens_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__requests_left: _TypeAlias = _typing.Literal["requests_left"]  # noqa: Y015
     _WhichOneofArgType__requests_left: _TypeAlias = _typing.Literal["_requests_left", b"_requests_left"]  # noqa: Y015

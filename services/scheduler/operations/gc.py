@@ -10,6 +10,7 @@ from tinkermesh.v1 import admin_pb2 as pb
 from services.common.tinker_path import SCHEME
 from services.scheduler.dispatch.durable_sweeper import DurableSweeper
 from services.scheduler.dispatch.sweeper import KEEP_ROWS_MS
+from services.scheduler.jobs.sweeper import JobSweeper
 from services.scheduler.operations.paging import bounded
 from services.scheduler.store import keys
 from services.scheduler.store.garbage import Due, GarbageReader
@@ -31,6 +32,9 @@ WHY = {
     "orphan_payload_file": "an hour old, and no request names it, or never written whole",
     "durable_point": "a newer one is the base of its model, or its model is closed",
     "orphan_durable_point": "an hour old, nobody's base and no running capture",
+    "job": "it ended, and its retention is over",
+    "job_files": "its owner deleted it, or its retention is over",
+    "orphan_job_directory": "an hour old and never admitted, or never written whole",
     "session": "no heartbeat for the whole lease, or finished: what is open of it is closed",
     "checkpoint": "its ttl is over, or its owner deleted it",
     "function_library": "no replica has used it for a day",
@@ -53,6 +57,7 @@ class GcPlan:
         payloads: PayloadStore,
         durables: DurableSweeper,
         libraries: LibraryShelf,
+        jobs: JobSweeper,
         times: Times,
     ) -> None:
         self._overview = overview
@@ -60,6 +65,7 @@ class GcPlan:
         self._payloads = payloads
         self._durables = durables
         self._libraries = libraries
+        self._jobs = jobs
         self._times = times
 
     async def report(self, pools: Sequence[str], request: pb.DryRunGcRequest) -> pb.DryRunGcReply:
@@ -88,6 +94,16 @@ class GcPlan:
         report = _files(pool, "orphan_durable_point", directories, limit)
         report.at_least = not all_of_them
         yield report
+        async for report in self._of_jobs(pool, until, limit):
+            yield report
+
+    async def _of_jobs(self, pool: str, until: int, limit: int) -> AsyncIterator[pb.GcReport]:
+        ended = await self._reader.due(keys.jobs_ended(pool), until, limit)
+        yield _report(pool, "job", ended.total, ended.first)
+        doomed = await self._reader.members(keys.jobs_doomed(pool), limit)
+        yield _report(pool, "job_files", doomed.total, doomed.first)
+        residues = [f"jobs/{pool}/{path.name}" for path in await self._jobs.residues(pool)]
+        yield _files(pool, "orphan_job_directory", residues, limit)
 
     async def _of_no_pool(self, until: int, limit: int) -> AsyncIterator[pb.GcReport]:
         silent = await self._reader.due(keys.SESSIONS, until - self._times.lease_ms, limit)

@@ -18,10 +18,13 @@ from services.scheduler.generating.desk import GenerationDesk
 from services.scheduler.generating.fleet_pieces import FleetPieces
 from services.scheduler.generating.server import Completions
 from services.scheduler.intake import Intake
+from services.scheduler.jobs.progress import JobProgress
+from services.scheduler.jobs.server import Jobs
 from services.scheduler.parts.catalog import CatalogParts
 from services.scheduler.parts.console import make_console
 from services.scheduler.parts.generating import GeneratingParts
 from services.scheduler.parts.ground import Ground, ms
+from services.scheduler.parts.jobs import JobParts
 from services.scheduler.parts.operators import make_admin, make_tenants
 from services.scheduler.parts.sampling import SamplingParts
 from services.scheduler.parts.training import make_training
@@ -64,6 +67,8 @@ class Parts:
     fleet: Fleet
     memory: MemoryGate
     deliveries: Deliveries
+    jobs: Jobs
+    job_progress: JobProgress
 
 
 class Assembly:
@@ -84,7 +89,7 @@ class Assembly:
             catalog_sweeper=self.catalog.sweeper,
             console=make_console(ground, self.catalog.runs),
             registry=Registry(ground.registry_store, ground.directory),
-            admin=make_admin(ground, self.results, self.queue_states, self._sampling.fleet),
+            admin=make_admin(ground, self.results, self.queue_states, self._sampling.fleet, self.jobs.sweeper),
             tenants=make_tenants(ground),
             book=ground.book,
             training=self.training,
@@ -95,6 +100,8 @@ class Assembly:
             fleet=self._sampling.fleet,
             memory=ground.memory,
             deliveries=self.deliveries,
+            jobs=self.jobs.service(self.front),
+            job_progress=self.jobs.progress,
         )
 
     @property
@@ -109,7 +116,12 @@ class Assembly:
 
     @cached_property
     def training(self) -> Training:
-        return make_training(self._ground, self._sampling)
+        return make_training(self._ground, self._sampling, self.jobs)
+
+    @cached_property
+    def jobs(self) -> JobParts:
+        sampling = self._sampling
+        return JobParts(self._ground, self.generations, sampling.presence, sampling.dispatcher.waiting)
 
     @cached_property
     def catalog(self) -> CatalogParts:

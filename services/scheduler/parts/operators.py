@@ -6,6 +6,7 @@ from services.scheduler.admin import Admin
 from services.scheduler.dispatch.durable_store import DurableFiles
 from services.scheduler.dispatch.durable_sweeper import DurableSweeper
 from services.scheduler.explanations import Explainer
+from services.scheduler.jobs.sweeper import JobSweeper
 from services.scheduler.operations.changes import Changes
 from services.scheduler.operations.durable_points import DurablePointList
 from services.scheduler.operations.engines import Engines
@@ -27,7 +28,7 @@ from services.scheduler.tenancy.keys import KeyDesk
 from services.scheduler.tenancy.service import Tenants
 
 
-def make_admin(ground: Ground, results: Results, explainer: Explainer, fleet: Fleet) -> Admin:
+def make_admin(ground: Ground, results: Results, explainer: Explainer, fleet: Fleet, jobs: JobSweeper) -> Admin:
     overview, registry, settings = Overview(ground.redis), ground.registry_store, ground.settings
     store = OperatorStore(
         ground.functions, retention_ms=ground.retention_ms, valid_ms=ms(settings.registration_seconds)
@@ -44,11 +45,11 @@ def make_admin(ground: Ground, results: Results, explainer: Explainer, fleet: Fl
         durable_points=DurablePointList(overview, DurableBook(ground.redis)),
         snapshots=SnapshotList(fleet),
         engines=Engines(fleet),
-        gc=_make_gc(ground, overview),
+        gc=_make_gc(ground, overview, jobs),
     )
 
 
-def _make_gc(ground: Ground, overview: Overview) -> GcPlan:
+def _make_gc(ground: Ground, overview: Overview, jobs: JobSweeper) -> GcPlan:
     settings, redis = ground.settings, ground.redis
     return GcPlan(
         overview,
@@ -56,6 +57,7 @@ def _make_gc(ground: Ground, overview: Overview) -> GcPlan:
         PayloadStore(redis, ground.blobs),
         DurableSweeper(DurableBook(redis), ModelReader(redis), DurableFiles(ground.store_root)),
         LibraryShelf(redis, ground.functions, settings.replica),
+        jobs,
         Times(ms(settings.lease_seconds), ms(settings.gap_timeout_seconds)),
     )
 

@@ -83,11 +83,18 @@ class SamplingParts:
     def cancellation(self) -> Cancellation:
         return Cancellation(self._ground.sampling_store, self._ground.reader, self.fleet, self.limits)
 
+    @cached_property
+    def dispatcher(self) -> SampleDispatcher:
+        ground = self._ground
+        return SampleDispatcher(
+            ground.sampling_store, self.fleet, ground.notices, self.limits, self.router, ground.book.weights
+        )
+
     @property
     def leader_tasks(self) -> list[LeaderTask]:
         store, ground = self._ground.sampling_store, self._ground
         return [
-            SampleDispatcher(store, self.fleet, ground.notices, self.limits, self.router, ground.book.weights),
+            self.dispatcher,
             ResultSweeper(store, ground.sequences, keep_ms=self.limits.retention_ms),
             ResultMover(LargeResults(ground.redis, ground.functions), ground.results, ground.blobs),
             PoolMetrics(

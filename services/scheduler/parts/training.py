@@ -6,12 +6,13 @@ from services.scheduler.core.seating import Paging
 from services.scheduler.dispatch.training import Training
 from services.scheduler.dispatch.training_parts import TrainingParts
 from services.scheduler.parts.ground import Ground, ms
+from services.scheduler.parts.jobs import JobParts
 from services.scheduler.parts.sampling import SamplingParts
 from services.scheduler.settings import Settings
 from services.scheduler.store.training import RecoveryLimits
 
 
-def make_training(ground: Ground, sampling: SamplingParts) -> Training:
+def make_training(ground: Ground, sampling: SamplingParts, jobs: JobParts) -> Training:
     """Raises InvalidInput when the pepper cannot be read."""
     settings = ground.settings
     parts = TrainingParts(
@@ -26,7 +27,7 @@ def make_training(ground: Ground, sampling: SamplingParts) -> Training:
         notices=ground.notices,
         store_root=ground.store_root,
         pepper=ground.pepper,
-        leader_tasks=sampling.leader_tasks,
+        leader_tasks=[*sampling.leader_tasks, *jobs.leader_tasks],
         gap_timeout_seconds=settings.gap_timeout_seconds,
         retention_seconds=settings.retention_seconds,
         fair=settings.fair,

@@ -36,6 +36,10 @@ class SampleDispatcher:
         notices.on_settled(self._settled)
         notices.on_reconnect(lambda: self._wake(list(self._wakes)))
 
+    def waiting(self, pool: str) -> bool:
+        """Whether a sample waits for a sampler here."""
+        return (run := self._runs.get(pool)) is not None and run.waiting > 0
+
     def _ready(self, pool: str, work: str) -> None:
         if work == "requeued" and (run := self._runs.get(pool)) is not None:
             run.look_again()

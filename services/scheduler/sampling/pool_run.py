@@ -69,6 +69,11 @@ class PoolRun:
         self._settling: set[asyncio.Task[None]] = set()
         self._calls: dict[str, tuple[asyncio.Task[None], Flight]] = {}  # by request id
 
+    @property
+    def waiting(self) -> int:
+        """Samples that are not on their way."""
+        return len(self._turns)
+
     async def run(self) -> None:
         """Until cancelled, or until another replica holds the lease."""
         try:

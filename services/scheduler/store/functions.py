@@ -29,7 +29,16 @@ LAYOUT = 1
 """Version of what lies in Redis. It grows when an older release could no longer read what this one writes."""
 
 READERS = frozenset(
-    {"ping", "requests_read", "registry_list", "sampling_waiting", "completions_waiting", "train_view", "breaker_read"}
+    {
+        "ping",
+        "requests_read",
+        "registry_list",
+        "sampling_waiting",
+        "completions_waiting",
+        "train_view",
+        "breaker_read",
+        "job_partial",
+    }
 )
 """Functions that write nothing; the library registers them with the flag no-writes."""
 

@@ -75,14 +75,15 @@ class GarbageReader:
         total, first = 0, list[tuple[str, int, int]]()
         for tenant, _ in tenants.first:
             expiring = await self.due(keys.catalog_expiring(tenant), until_ms, limit)
-            doomed = await self._members(keys.catalog_doomed(tenant), limit)
+            doomed = await self.members(keys.catalog_doomed(tenant), limit)
             total += expiring.total + doomed.total
             found = [*expiring.first, *((name.rpartition(" ")[0], 0) for name, _ in doomed.first)][: limit - len(first)]
             sizes = await self.fields([keys.catalog_checkpoint(tenant, name) for name, _ in found], "size")
             first.extend((name, end, int(size or 0)) for (name, end), (size,) in zip(found, sizes, strict=True))
         return Checkpoints(total, tenants.total > len(tenants.first), first)
 
-    async def _members(self, index: str, limit: int) -> Due:
+    async def members(self, index: str, limit: int) -> Due:
+        """Of one of the sets of what may go at once."""
         with reaching_redis():
             pipe = self._redis.pipeline(transaction=False)
             pipe.scard(index)

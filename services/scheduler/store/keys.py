@@ -396,13 +396,44 @@ def completions(pool: str, sampling_session_id: str, clone: int) -> str:
     return _pool(pool, f"completions:{sampling_session_id}:{clone}")
 
 
+def job(pool: str, job_id: str) -> str:
+    """Hash; functions/jobs.lua says what lies under the names of jobs."""
+    return _pool(pool, f"job:{job_id}")
+
+
+def job_tasks(pool: str, job_id: str) -> str:
+    """Hash index -> how it stands, of tasks that run or are settled."""
+    return _pool(pool, f"jobtasks:{job_id}")
+
+
+def jobs_open(pool: str) -> str:
+    """Zset job id -> arrival, of jobs that have not ended."""
+    return _pool(pool, "jobs_open")
+
+
+def jobs_ended(pool: str) -> str:
+    """Zset job id -> when it may go, unix ms."""
+    return _pool(pool, "jobs_ended")
+
+
+def jobs_doomed(pool: str) -> str:
+    """Set of job ids whose files may go."""
+    return _pool(pool, "jobs_doomed")
+
+
+def tenant_jobs(tenant_id: str) -> str:
+    """Zset job id -> when it was made, unix ms, of all pools."""
+    return f"{tenant_prefix(tenant_id)}:jobs"
+
+
 def settled_channel(pool: str) -> str:
     """Pub/sub: space-separated request ids that have just been settled, and for samples
-    ``@<sampling session id>:<clone>`` of the client each belongs to."""
+    ``@<sampling session id>:<clone>`` of the client each belongs to; ``#<job id>`` of a job that has changed."""
     return f"{PREFIX}:settled:{pool}"
 
 
 def ready_channel(pool: str) -> str:
     """Pub/sub: ``train`` or ``sample`` = new work for the lease holder, ``requeued`` = a sample waits again at its
-    old place, ``trainer`` = one came, is drained or serves again, ``lease`` = the lease is free."""
+    old place, ``job`` = a job, ``job_cancelled`` = one was, ``trainer`` = one came, is drained or serves again,
+    ``lease`` = the lease is free."""
     return f"{PREFIX}:ready:{pool}"

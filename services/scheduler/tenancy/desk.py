@@ -101,6 +101,7 @@ def _usage(pool: str, found: dict[str, float], quotas: Quotas) -> pb.PoolUsage:
         samples=_count(found, "samples"),
         result_bytes=_count(found, "results"),
         sequence_bytes=_count(found, "records"),
+        job_tasks=_count(found, "job_tasks"),
         log_bytes=_count(found, "log_bytes"),
     )
     if quotas.tokens_per_minute:

@@ -21,6 +21,7 @@ class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
     requests_per_second: float = 0.0
     result_bytes: int = 0
     sequence_bytes: int = 0
+    job_tasks: int = 0
 
 
 class Overrides(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,6 +36,7 @@ class Overrides(msgspec.Struct, frozen=True, omit_defaults=True):
     requests_per_second: float | None = None
     result_bytes: int | None = None
     sequence_bytes: int | None = None
+    job_tasks: int | None = None
 
     def over(self, defaults: Quotas) -> Quotas:
         mine = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}

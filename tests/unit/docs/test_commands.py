@@ -23,6 +23,8 @@ TARGETS = set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split()) 
 RUN_BY = {
     "cli.md": "tests/mesh/test_cli_page.py",
     "install.md": "tests/chart/test_install_guide.py",
+    "jobs.md": "tests/mesh/test_jobs_page.py",
+    "openai.md": "tests/mesh/test_openai_page.py",
     "operate.md": "tests/mesh/test_grpcurl.py",
     "recovery.md": "tests/mesh/test_grpcurl.py",
     "runbook.md": "tests/unit/docs/test_runbook.py",
@@ -30,7 +32,7 @@ RUN_BY = {
     "upgrade.md": "tests/mesh/test_grpcurl.py",
 }
 """Page with bash blocks -> the test that runs each of them."""
-PROGRAMS = {"README.md": "tests/mesh/test_readme.py", "losses.md": ""}
+PROGRAMS = {"README.md": "tests/mesh/test_readme.py", "losses.md": "", "openai.md": "tests/mesh/test_openai_page.py"}
 """Page with Python -> the test that runs it; "" = fragments, which are parsed here."""
 NEEDS = re.compile(r"\b[Nn]eeds?\b")
 LINES_BEFORE = 4

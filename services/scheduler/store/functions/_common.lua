@@ -6,6 +6,7 @@
 local ADMISSIONS = {
   train_submit = true, train_create = true, sampling_admit = true, sampling_open = true, session_create = true,
   session_claim = true, tenant_session = true, tenancy_swap = true, sampling_join = true,
+  job_admit = true, job_start = true, job_append = true,
 }
 
 local function flags_of(name)

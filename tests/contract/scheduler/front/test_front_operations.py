@@ -345,13 +345,16 @@ async def test_a_dry_run_names_the_files_the_sweepers_would_delete(
     orphan.write_bytes(b"x")
     version = root / "durable" / POOL / model / "_version_u1_x"
     version.mkdir(parents=True)
+    job = root / "jobs" / POOL / f"job-{'c' * 32}.{'d' * 8}"
+    job.mkdir(parents=True)
     old = time.time() - 7200
-    for path in (orphan, version):
+    for path in (orphan, version, job):
         os.utime(path, (old, old))
     found = await garbage(owner.replica)
     assert [one.subject for one in found["orphan_payload_file"].items] == [orphan.name]
     assert [one.subject for one in found["orphan_durable_point"].items] == [f"durable/{POOL}/{model}/_version_u1_x"]
-    assert orphan.exists() and version.exists()
+    assert [one.subject for one in found["orphan_job_directory"].items] == [f"jobs/{POOL}/{job.name}"]
+    assert orphan.exists() and version.exists() and job.exists()
 
 
 async def test_a_closed_model_goes_only_once_its_session_is_over(owner: Owner, redis_client: Redis) -> None:

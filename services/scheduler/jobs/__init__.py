@@ -1,0 +1,1 @@
+"""Jobs: batches of sampling tasks that outlive every process."""
