@@ -202,7 +202,7 @@ def test_a_snapshot_says_what_asample_says_and_not_what_its_base_does(
     tinker = pytest.importorskip("tinker", reason="the SDK is not installed")
     snapshot = asyncio.run(_snapshot(mesh))
     service = tinker.ServiceClient(base_url=mesh.base_url, api_key=mesh.api_key)
-    sampler = service.create_sampling_client(model_path=snapshot)
+    sampler = service.create_sampling_client(model_path=snapshot).result()
     prompt = tinker.types.ModelInput.from_ints(encoded())
     parameters = tinker.types.SamplingParams(max_tokens=LENGTH, seed=1, temperature=1.0)
     sampled = list(sampler.sample(prompt, 1, parameters).result().sequences[0].tokens)
@@ -256,14 +256,27 @@ def test_a_sampler_that_breaks_off_is_told_in_the_stream_PDR_10(mesh: MeshProces
     except openai.APIError as broken:
         error = broken
     assert len(said) == 3 and error is not None and error.code == "stream_interrupted"
-    mesh.inject("sampler", [{"kind": "sample.stream", "action": "fail_token", "tokens": 3}])
-    with pytest.raises(openai.InternalServerError):
-        complete(client)
     mesh.inject("sampler", [])
     until(lambda: in_flight(mesh) == 0)
     body = {"model": BASE_MODEL, "prompt": PROMPT, "max_tokens": 4, "stream": True}
     url, headers = f"{mesh.base_url}/oai/api/v1/completions", {"authorization": f"Bearer {mesh.api_key}"}
     assert httpx.post(url, json=body, headers=headers, trust_env=False).content.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_whole_answer_begins_anew_once_where_its_sampler_broke_off_PDR_08(
+    mesh: MeshProcesses, client: openai.OpenAI
+) -> None:
+    """Nobody has seen anything of it; what breaks again and again is a 503."""
+    broken = {"kind": "sample.stream", "action": "fail_token", "tokens": 3}
+    mesh.inject("sampler", [broken])
+    assert complete(client).choices[0].model_dump()["token_ids"] == ids(reference(encoded(), 1))
+    mesh.inject("sampler", [{**broken, "times": 0}])
+    with pytest.raises(openai.InternalServerError) as failed:
+        complete(client)
+    assert failed.value.status_code == 503
+    mesh.inject("sampler", [])
+    until(lambda: in_flight(mesh) == 0)
+    assert complete(client).choices[0].model_dump()["token_ids"] == ids(reference(encoded(), 1))
 
 
 def test_many_at_once_are_all_answered(mesh: MeshProcesses, client: openai.OpenAI) -> None:
