@@ -26,6 +26,7 @@ MODULES = (
     "wakeup",
     "burst",
     "jobs",
+    "router",
     "decode",
     "catalog",
     "fair_share",
