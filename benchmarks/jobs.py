@@ -11,6 +11,8 @@ from redis import Redis
 from benchmarks.figure import Figure
 from benchmarks.mesh import RunningMesh, doubled
 from benchmarks.processes import cpu_during, peak_rss, rss_mib
+from services.common.ids import parse_job_id
+from services.scheduler.store import keys
 
 COUNT, QUICK_COUNT, MAX_TOKENS, PROMPT = 10_000, 500, 8, 64
 KIBIBYTES = 1024.0
@@ -28,15 +30,15 @@ def run(quick: bool) -> list[Figure]:
 
 def _measured(mesh: RunningMesh, http: httpx.Client, count: int) -> list[Figure]:
     pids = mesh.pids()
-    rest, used = {name: rss_mib(pid) for name, pid in pids.items()}, _redis_bytes(mesh)
+    rest = {name: rss_mib(pid) for name, pid in pids.items()}
     started, made = time.perf_counter(), list[str]()
     admission = cpu_during(pids, lambda: made.append(_made(http, count)))
     accepted = time.perf_counter() - started
-    waiting = _redis_bytes(mesh) - used
+    waiting = _redis_bytes(mesh, made[0])
     with peak_rss(pids) as peaks:
         spent = cpu_during(pids, lambda: _finished(http, made[0]))
     took = time.perf_counter() - started - accepted
-    kept = _redis_bytes(mesh) - used
+    kept = _redis_bytes(mesh, made[0])
     note = f"{count:,} tasks of {PROMPT} + {MAX_TOKENS} tokens, 16 at a time, durability strict"
     grown = (peaks["scheduler-0"] - rest["scheduler-0"]) * KIBIBYTES / count
     return [
@@ -48,8 +50,8 @@ def _measured(mesh: RunningMesh, http: httpx.Client, count: int) -> list[Figure]
         Figure(
             "scheduler's memory, at most above rest", [grown], "KiB/task", note=f"{rest['scheduler-0']:.0f} MiB at rest"
         ),
-        Figure("Redis' memory of waiting tasks", [waiting / count], "B/task", note=note),
-        Figure("Redis' memory of settled tasks", [kept / count], "B/task", note=note),
+        Figure("Redis' memory, waiting", [waiting], "B", note="of the whole job, however many tasks it has"),
+        Figure("Redis' memory, settled", [kept / count], "B/task", note=note),
     ]
 
 
@@ -75,6 +77,9 @@ def _finished(http: httpx.Client, job_id: str) -> None:
         time.sleep(0.5)
 
 
-def _redis_bytes(mesh: RunningMesh) -> int:
+def _redis_bytes(mesh: RunningMesh, job_id: str) -> int:
+    """Of the job's two hashes."""
+    pool = parse_job_id(job_id).pool
     with Redis.from_url(mesh.redis_url) as redis:
-        return int(redis.info("memory")["used_memory"])
+        found = [redis.memory_usage(name, samples=0) for name in (keys.job(pool, job_id), keys.job_tasks(pool, job_id))]
+    return sum(int(size or 0) for size in found)
