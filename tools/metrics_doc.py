@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.common.metrics import COMMON, PROCESS, Declared
 from services.gateway.metrics import GATEWAY
-from services.sampler.metrics import SAMPLER
+from services.sampler.kv_metrics import SAMPLER
 from services.scheduler.metrics import SCHEDULER
 from services.scheduler.pool_metrics import POOL
 from services.trainer.metrics import TRAINER

@@ -99,7 +99,7 @@ class Admission:
                     yield Admitted(request, self._plan(request, adapter), stage)
 
     def _plan(self, request: SampleRequest, adapter: EngineAdapter | None) -> list[SequenceRequest]:
-        return plan_sequences(request.request_id, request.body, adapter, self._limits, request.cache_salt)
+        return plan_sequences(request.request_id, request.body, adapter, self._limits, request.cache_salt, request.leg)
 
     @contextmanager
     def _counted(self, count: int) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +12,7 @@ import numpy as np
 from services.common.datum_blocks import Float32, Int32
 from services.common.errors import Unavailable
 from services.sampler.conversation import Conversation
+from services.sampler.kv_connector.leg import Part
 from services.sampler.text import Decoder
 
 MASK_LOGPROB = np.float32(-99999.0)
@@ -64,6 +65,8 @@ class SequenceRequest:
     """Sequences with different salts share no cached prefix."""
     query: PromptQuery | None = None
     """Only together with a prompt_topk."""
+    leg: Part | None = None
+    """None = all of it; an engine without a tier does any leg as all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,31 @@ class SequenceDelta:
     cached_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class TierUsage:
+    """A tier of cache blocks, as its directory is now."""
+
+    blocks: int
+    size: int
+    """Bytes."""
+    limit: int
+    """Bytes."""
+    catalogued: int | None
+    """Blocks in the catalog; None = it does not answer."""
+    pending: int
+    """Bytes that wait to be written."""
+
+
+class Tier(Protocol):
+    """Cache blocks that samplers share. Both calls read its directory: not in the event loop."""
+
+    def usage(self) -> TierUsage: ...
+
+    def invalidate(self, keys: Sequence[str] | None) -> int:
+        """Blocks that are gone now; None = all. Raises Unavailable, and then has dropped nothing."""
+        ...
+
+
 class EngineDead(Unavailable):
     """The engine is gone; the process must be replaced."""
 
@@ -140,6 +168,11 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """Of an engine that has started."""
+        ...
+
+    @property
+    def tier(self) -> Tier | None:
+        """Of an engine that has started with a role."""
         ...
 
     @property

@@ -19,6 +19,7 @@ from services.common.process import write_port
 from services.sampler import metrics
 from services.sampler.adapter_files import AdapterFiles
 from services.sampler.adapter_table import AdapterTable
+from services.sampler.kv_facts import kv_facts
 from services.sampler.ports import Engine
 from services.sampler.registration import register_for_ever, registration
 from services.sampler.runs import SampleRuns
@@ -27,6 +28,7 @@ from services.sampler.sampling_plan import Limits
 from services.sampler.server import SERVICE, SamplerServicer, describe
 from services.sampler.settings import Settings
 from services.sampler.tensor_shapes import base_linear_shapes
+from services.sampler.tier_desk import TierDesk
 from services.sampler.tokenizing import Tokenizing
 
 log = logging.getLogger(__name__)
@@ -124,16 +126,13 @@ class SamplerProcess:
         """The advertised address; serving when it returns."""
         settings = self._settings
         incarnation = uuid.uuid4().hex
-        self._description = describe(
-            settings.sampler_id,
-            incarnation,
-            self._facts,
-            settings.role,
-            settings.max_adapters,
-            settings.max_running,
-            self._engine.description,
+        engine = self._engine.description
+        kv = await asyncio.to_thread(kv_facts, settings, self._facts, engine)
+        self._description = describe(incarnation, self._facts, settings, engine, kv)
+        tier = TierDesk(self._engine.tier, kv, settings.role)
+        self._servicer = SamplerServicer(
+            self._description, self._engine, self._adapters, self._runs, self._tokenizing, tier
         )
-        self._servicer = SamplerServicer(self._description, self._engine, self._adapters, self._runs, self._tokenizing)
         pb_grpc.add_SamplerServicer_to_server(self._servicer, self._server.server)
         port = await self._server.start(settings.listen)
         address = settings.advertised(port)

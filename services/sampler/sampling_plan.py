@@ -6,13 +6,16 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from tinkermesh.v1.sampler_pb2 import LEG_DECODE, LEG_PREFILL, LEG_WHOLE
 from tinkermesh.v1.types_pb2 import PoolFacts, SampleBody
 
 from services.common.errors import InvalidInput
+from services.sampler.kv_connector.leg import Part
 from services.sampler.ports import EngineAdapter, SequenceRequest
 from services.sampler.prompt_cells import asked_cells, check_cells, prompt_query
 
 _SEED_MASK = (1 << 63) - 1
+_PARTS: dict[int, Part] = {LEG_PREFILL: Part.PREFILL, LEG_DECODE: Part.DECODE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,12 @@ class Limits:
 
 
 def plan_sequences(
-    request_id: str, body: SampleBody, adapter: EngineAdapter | None, limits: Limits, cache_salt: str = ""
+    request_id: str,
+    body: SampleBody,
+    adapter: EngineAdapter | None,
+    limits: Limits,
+    cache_salt: str = "",
+    leg: int = LEG_WHOLE,
 ) -> list[SequenceRequest]:
     """n independent sequences with seeds s, s+1, …; only the first scores the prompt.
 
@@ -55,6 +63,7 @@ def plan_sequences(
             prompt_topk=_prompt_topk(body) if index == 0 else None,
             cache_salt=cache_salt,
             query=query if index == 0 else None,
+            leg=_PARTS.get(leg),
         )
         for index in range(body.num_samples)
     ]

@@ -14,6 +14,8 @@ from services.common.grpc_boundary import Context
 from services.sampler.adapter_table import AdapterTable
 from services.sampler.ports import Engine
 from services.sampler.runs import SampleRuns
+from services.sampler.settings import Settings
+from services.sampler.tier_desk import TierDesk
 from services.sampler.tokenizing import Tokenizing
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Sampler"].full_name
@@ -27,12 +29,14 @@ class SamplerServicer(pb_grpc.SamplerServicer):
         adapters: AdapterTable,
         runs: SampleRuns,
         tokenizing: Tokenizing,
+        tier: TierDesk,
     ) -> None:
         self._description = description
         self._engine = engine
         self._adapters = adapters
         self._runs = runs
         self._tokenizing = tokenizing
+        self._tier = tier
         self.stopping = False
 
     async def Describe(self, request: pb.DescribeSamplerRequest, context: Context) -> pb.SamplerDescription:
@@ -80,20 +84,27 @@ class SamplerServicer(pb_grpc.SamplerServicer):
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:
         return pb.AbortReply(was_running=self._runs.abort(request.request_id))
 
+    async def TierStatus(self, request: pb.TierStatusRequest, context: Context) -> pb.TierStatusReply:
+        return await self._tier.status()
+
+    async def InvalidateBlocks(self, request: pb.InvalidateBlocksRequest, context: Context) -> pb.InvalidateBlocksReply:
+        return pb.InvalidateBlocksReply(dropped=await self._tier.invalidate(request))
+
     def _check_serving(self) -> None:
         if self.stopping:
             raise Unavailable("this sampler is stopping; sample at another one")
 
 
 def describe(
-    sampler_id: str, incarnation: str, facts: PoolFacts, role: str, max_adapters: int, max_running: int, engine: str
+    incarnation: str, facts: PoolFacts, settings: Settings, engine: str, kv: pb.KvFacts | None
 ) -> pb.SamplerDescription:
     return pb.SamplerDescription(
-        sampler_id=sampler_id,
+        sampler_id=settings.sampler_id,
         incarnation=incarnation,
         facts=facts,
-        role=role,
-        max_adapters=max_adapters,
-        max_running=max_running,
+        role=settings.role,
+        max_adapters=settings.max_adapters,
+        max_running=settings.max_running,
         engine=engine,
+        kv=kv,
     )

@@ -23,6 +23,7 @@ from services.scheduler.admin_reports import (
     place_of,
     recovery_report,
     request_report,
+    sampler_report,
     session_report,
     slot_report,
 )
@@ -35,6 +36,7 @@ from services.scheduler.operations.gc import GcPlan
 from services.scheduler.operations.leases import Leases
 from services.scheduler.operations.paging import LARGEST_LIMIT, arrivals_cursor, arrivals_of, bounded, page_of
 from services.scheduler.operations.snapshots import SnapshotList
+from services.scheduler.operations.tiers import TierList
 from services.scheduler.results import Results
 from services.scheduler.sampling.pairing import problems
 from services.scheduler.store.overview import Overview, Row
@@ -60,6 +62,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         durable_points: DurablePointList,
         snapshots: SnapshotList,
         engines: Engines,
+        tiers: TierList,
         gc: GcPlan,
     ) -> None:
         self._overview = overview
@@ -73,6 +76,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         self._durable_points = durable_points
         self._snapshots = snapshots
         self._engines = engines
+        self._tiers = tiers
         self._gc = gc
 
     async def ListPools(self, request: pb.AdminListPoolsRequest, context: Context) -> pb.AdminListPoolsReply:
@@ -102,19 +106,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
             counts = await self._samples.running_counts(pool)
             members = await self._registry.members(pool, "samplers")
             unpaired = problems([member.sampler() for member in members if member.seen_ms_ago <= VALID_MS])
-            for member in members:
-                registration = member.sampler()
-                reply.samplers.add(
-                    pool=pool,
-                    sampler_id=member.member_id,
-                    incarnation=member.incarnation,
-                    address=registration.address,
-                    role=registration.role,
-                    seen_ms_ago=member.seen_ms_ago,
-                    in_flight=counts.get(member.member_id, 0),
-                    draining=member.draining,
-                    unpaired=unpaired.get(member.member_id, ""),
-                )
+            reply.samplers.extend(sampler_report(pool, member, counts, unpaired) for member in members)
         return reply
 
     async def ListSlots(self, request: pb.ListSlotsRequest, context: Context) -> pb.ListSlotsReply:
@@ -244,6 +236,14 @@ class Admin(admin_pb2_grpc.AdminServicer):
     async def ResumeSampler(self, request: pb.ResumeSamplerRequest, context: Context) -> pb.ResumeSamplerReply:
         await self._changes.drain_sampler(request.pool, request.sampler_id, context.peer(), on=False)
         return pb.ResumeSamplerReply()
+
+    async def ListTiers(self, request: pb.ListTiersRequest, context: Context) -> pb.ListTiersReply:
+        return pb.ListTiersReply(tiers=await self._tiers.report(await self._pools(request.pool)))
+
+    async def InvalidateBlocks(
+        self, request: pb.AdminInvalidateBlocksRequest, context: Context
+    ) -> pb.AdminInvalidateBlocksReply:
+        return await self._tiers.invalidate(await self._pools(request.pool), request, context.peer())
 
     async def DryRunGc(self, request: pb.DryRunGcRequest, context: Context) -> pb.DryRunGcReply:
         return await self._gc.report(await self._pools(request.pool), request)

@@ -11,6 +11,7 @@ from services.common.cells import FIRST_CELL
 from services.common.ids import ModelId, is_session_id
 from services.scheduler.operations.paging import no_cursor
 from services.scheduler.store.overview import Row
+from services.scheduler.store.registry import Member
 from services.scheduler.store.requests import Head
 from services.scheduler.store.sessions import Place, SessionRow
 from services.scheduler.timeline import is_cut, timeline
@@ -50,6 +51,24 @@ MODEL_FIELDS = (
     "steps_since",
     "cell",
 )
+
+
+def sampler_report(
+    pool: str, member: Member, in_flight: Mapping[str, int], unpaired: Mapping[str, str]
+) -> pb.SamplerReport:
+    """`in_flight`: sequences, `unpaired`: why it has no partner; both by sampler id."""
+    registration = member.sampler()
+    return pb.SamplerReport(
+        pool=pool,
+        sampler_id=member.member_id,
+        incarnation=member.incarnation,
+        address=registration.address,
+        role=registration.role,
+        seen_ms_ago=member.seen_ms_ago,
+        in_flight=in_flight.get(member.member_id, 0),
+        draining=member.draining,
+        unpaired=unpaired.get(member.member_id, ""),
+    )
 
 
 def slot_report(pool: str, cell: str, slot: int, holder: str) -> pb.SlotReport:

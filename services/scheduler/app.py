@@ -30,6 +30,7 @@ from tinkermesh.v1 import (
 from services.common.errors import Unavailable
 from services.common.grpc_server import GrpcServer
 from services.common.process import write_port
+from services.common.redis_url import parse_redis_url
 from services.scheduler import metrics
 from services.scheduler.parts.assembly import Assembly, Parts
 from services.scheduler.parts.ground import Ground
@@ -38,7 +39,6 @@ from services.scheduler.settings import Settings
 from services.scheduler.store.connection import Redis, connect
 from services.scheduler.store.functions import Functions
 from services.scheduler.store.notices import Notices
-from services.scheduler.store.redis_url import parse_redis_url
 from services.scheduler.store_room import StoreRoom
 
 log = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ import msgspec
 from services.common.clock import now_ms
 from services.common.errors import InvalidInput, Unavailable
 from services.common.findings import Finding, error, note, ok, warning
+from services.common.redis_url import parse_redis_url
 from services.common.settings import from_environment
 from services.scheduler.startup_checks import check_trusted, check_version, has_waitaof, redis_settings
 from services.scheduler.store import keys
@@ -25,7 +26,6 @@ from services.scheduler.store.durability import Durability, confirmation
 from services.scheduler.store.functions import LAYOUT, library
 from services.scheduler.store.libraries import ALIVE_MS
 from services.scheduler.store.outages import reaching_redis
-from services.scheduler.store.redis_url import parse_redis_url
 
 SKEW_WARNING_MS = 1_000
 SKEW_ERROR_MS = 30_000

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from services.common.mtls import Settings as MtlsSettings
+from services.common.redis_url import parse_redis_url
 from services.common.settings import from_environment
 from services.gateway.upstream.target import scheduler_target
-from services.scheduler.store.redis_url import parse_redis_url
 from tests.chart.helm import EXAMPLES, Rendered, at, example, merged, refusal, render
 from tests.chart.leaves import SCHEMA
 from tests.chart.switches import BASE, NODES, TLS

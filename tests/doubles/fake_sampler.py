@@ -29,6 +29,7 @@ from services.common.grpc_boundary import Context
 from services.sampler import metrics
 from services.sampler.conversation import parse_conversation
 from services.sampler.legs import BOTH, ROLES, check_leg, check_stream, not_loaded
+from services.sampler.tier_desk import TierDesk
 from tests.doubles import arithmetic, generation, published
 from tests.doubles.fake_trainer import POOL, trainer_facts
 from tests.doubles.faults import Faults, Rule
@@ -36,6 +37,7 @@ from tests.doubles.journal import Journal
 from tests.doubles.process import engine_parser, run_service, serve_until_signal
 from tests.doubles.registration import RegisteredServer
 from tests.doubles.stream_runs import StreamRun, StreamRuns, token_faults
+from tests.doubles.tier import MemoryTier
 from tests.doubles.unit_runner import die_if
 
 log = logging.getLogger(__name__)
@@ -97,6 +99,8 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
         journal: Path | None = None,
         role: str = BOTH,
         orphan_seconds: float = 30.0,
+        kv: pb.KvFacts | None = None,
+        tier: MemoryTier | None = None,
     ) -> None:
         super().__init__(SERVICE)
         self.store_root = store_root
@@ -105,7 +109,9 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
         self.incarnation = uuid.uuid4().hex
         self.max_adapters = max_adapters
         self.role = role
-        self.kv = None if role == "both" else kv_facts(self.facts)
+        self.kv = kv or (None if role == BOTH else kv_facts(self.facts))
+        self.tier = tier or MemoryTier()
+        self._tier_desk = TierDesk(self.tier if self.kv is not None else None, self.kv, role)
         self.faults = Faults(control)
         self.journal = Journal(journal, self.incarnation)
         self.loaded: dict[str, Loaded] = {}  # least recently used first
@@ -164,6 +170,12 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
                 for a in self.loaded.values()
             ]
         )
+
+    async def TierStatus(self, request: pb.TierStatusRequest, context: Context) -> pb.TierStatusReply:
+        return await self._tier_desk.status()
+
+    async def InvalidateBlocks(self, request: pb.InvalidateBlocksRequest, context: Context) -> pb.InvalidateBlocksReply:
+        return pb.InvalidateBlocksReply(dropped=await self._tier_desk.invalidate(request))
 
     async def Sample(self, request: pb.SampleRequest, context: Context) -> pb.SampleReply:
         """A repeated request_id attaches to the running call."""

@@ -108,7 +108,7 @@ def test_absent_names_what_is_missing() -> None:
 
 def test_the_page_documents_every_admin_call(busy: Busy) -> None:
     listed = run("grpcurl -plaintext 127.0.0.1:7001 list tinkermesh.v1.Admin", replacements(busy)).stdout.split()
-    assert len(listed) == 22
+    assert len(listed) == 24
     commands = " ".join(command for block in BLOCKS for command in block.commands)
     assert [name for name in listed if f"tinkermesh.v1.Admin/{name.rsplit('.', 1)[1]}" not in commands] == []
 

@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from tinkermesh.v1 import sampler_pb2 as _sampler_pb2
 from tinkermesh.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -1751,6 +1752,157 @@ class ListSnapshotsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListSnapshotsReply: _TypeAlias = ListSnapshotsReply  # noqa: Y015
+
+@_typing.final
+class ListTiersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """"" = all pools"""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTiersRequest: _TypeAlias = ListTiersRequest  # noqa: Y015
+
+@_typing.final
+class TierReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    SAMPLER_ID_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    sampler_id: _builtins.str
+    role: _builtins.str
+    problem: _builtins.str
+    """why it is not known"""
+    @_builtins.property
+    def status(self) -> _sampler_pb2.TierStatusReply: ...
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        sampler_id: _builtins.str = ...,
+        role: _builtins.str = ...,
+        status: _sampler_pb2.TierStatusReply | None = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "problem", b"problem", "role", b"role", "sampler_id", b"sampler_id", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierReport: _TypeAlias = TierReport  # noqa: Y015
+
+@_typing.final
+class ListTiersReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierReport]: ...
+    def __init__(
+        self,
+        *,
+        tiers: _abc.Iterable[Global___TierReport] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTiersReply: _TypeAlias = ListTiersReply  # noqa: Y015
+
+@_typing.final
+class AdminInvalidateBlocksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    all: _builtins.bool
+    """instead of keys"""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """hex, 1000 at most"""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+        all: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "keys", b"keys", "pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminInvalidateBlocksRequest: _TypeAlias = AdminInvalidateBlocksRequest  # noqa: Y015
+
+@_typing.final
+class InvalidatedTier(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    SAMPLER_ID_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    sampler_id: _builtins.str
+    """which was asked"""
+    dropped: _builtins.int
+    problem: _builtins.str
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        sampler_id: _builtins.str = ...,
+        dropped: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "problem", b"problem", "sampler_id", b"sampler_id", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InvalidatedTier: _TypeAlias = InvalidatedTier  # noqa: Y015
+
+@_typing.final
+class AdminInvalidateBlocksReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___InvalidatedTier]: ...
+    def __init__(
+        self,
+        *,
+        tiers: _abc.Iterable[Global___InvalidatedTier] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminInvalidateBlocksReply: _TypeAlias = AdminInvalidateBlocksReply  # noqa: Y015
 
 @_typing.final
 class DryRunGcRequest(_message.Message):

@@ -119,6 +119,16 @@ class AdminStub:
                 request_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListSnapshotsRequest.SerializeToString,
                 response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListSnapshotsReply.FromString,
                 _registered_method=True)
+        self.ListTiers = channel.unary_unary(
+                '/tinkermesh.v1.Admin/ListTiers',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListTiersRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListTiersReply.FromString,
+                _registered_method=True)
+        self.InvalidateBlocks = channel.unary_unary(
+                '/tinkermesh.v1.Admin/InvalidateBlocks',
+                request_serializer=tinkermesh_dot_v1_dot_admin__pb2.AdminInvalidateBlocksRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_admin__pb2.AdminInvalidateBlocksReply.FromString,
+                _registered_method=True)
         self.DryRunGc = channel.unary_unary(
                 '/tinkermesh.v1.Admin/DryRunGc',
                 request_serializer=tinkermesh_dot_v1_dot_admin__pb2.DryRunGcRequest.SerializeToString,
@@ -260,6 +270,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTiers(self, request, context):
+        """Prefill and decode: the tier of cache blocks, as each sampler with a role sees it now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def InvalidateBlocks(self, request, context):
+        """Drops blocks from every tier of a pool. Problems of single tiers are listed, not raised.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DryRunGc(self, request, context):
         """What the sweepers would delete or close, and why. Deletes nothing.
         """
@@ -384,6 +408,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListSnapshots,
                     request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListSnapshotsRequest.FromString,
                     response_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListSnapshotsReply.SerializeToString,
+            ),
+            'ListTiers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTiers,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.ListTiersRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.ListTiersReply.SerializeToString,
+            ),
+            'InvalidateBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.InvalidateBlocks,
+                    request_deserializer=tinkermesh_dot_v1_dot_admin__pb2.AdminInvalidateBlocksRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_admin__pb2.AdminInvalidateBlocksReply.SerializeToString,
             ),
             'DryRunGc': grpc.unary_unary_rpc_method_handler(
                     servicer.DryRunGc,
@@ -870,6 +904,60 @@ class Admin:
             '/tinkermesh.v1.Admin/ListSnapshots',
             tinkermesh_dot_v1_dot_admin__pb2.ListSnapshotsRequest.SerializeToString,
             tinkermesh_dot_v1_dot_admin__pb2.ListSnapshotsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTiers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/ListTiers',
+            tinkermesh_dot_v1_dot_admin__pb2.ListTiersRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.ListTiersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InvalidateBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Admin/InvalidateBlocks',
+            tinkermesh_dot_v1_dot_admin__pb2.AdminInvalidateBlocksRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_admin__pb2.AdminInvalidateBlocksReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -60,6 +60,10 @@ class AdminStub:
     """What each live model would be restored from, and what is due."""
     ListSnapshots: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSnapshotsRequest, _admin_pb2.ListSnapshotsReply]
     """Adapters resident in each sampler now, as the samplers themselves say."""
+    ListTiers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTiersRequest, _admin_pb2.ListTiersReply]
+    """Prefill and decode: the tier of cache blocks, as each sampler with a role sees it now."""
+    InvalidateBlocks: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminInvalidateBlocksRequest, _admin_pb2.AdminInvalidateBlocksReply]
+    """Drops blocks from every tier of a pool. Problems of single tiers are listed, not raised."""
     DryRunGc: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DryRunGcRequest, _admin_pb2.DryRunGcReply]
     """What the sweepers would delete or close, and why. Deletes nothing."""
     EvictModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EvictModelRequest, _admin_pb2.EvictModelReply]
@@ -106,6 +110,10 @@ class AdminAsyncStub(AdminStub):
     """What each live model would be restored from, and what is due."""
     ListSnapshots: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSnapshotsRequest, _admin_pb2.ListSnapshotsReply]  # type: ignore[assignment]
     """Adapters resident in each sampler now, as the samplers themselves say."""
+    ListTiers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTiersRequest, _admin_pb2.ListTiersReply]  # type: ignore[assignment]
+    """Prefill and decode: the tier of cache blocks, as each sampler with a role sees it now."""
+    InvalidateBlocks: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminInvalidateBlocksRequest, _admin_pb2.AdminInvalidateBlocksReply]  # type: ignore[assignment]
+    """Drops blocks from every tier of a pool. Problems of single tiers are listed, not raised."""
     DryRunGc: _aio.UnaryUnaryMultiCallable[_admin_pb2.DryRunGcRequest, _admin_pb2.DryRunGcReply]  # type: ignore[assignment]
     """What the sweepers would delete or close, and why. Deletes nothing."""
     EvictModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.EvictModelRequest, _admin_pb2.EvictModelReply]  # type: ignore[assignment]
@@ -251,6 +259,22 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListSnapshotsReply, _abc.Awaitable[_admin_pb2.ListSnapshotsReply]]:
         """Adapters resident in each sampler now, as the samplers themselves say."""
+
+    @_abc_1.abstractmethod
+    def ListTiers(
+        self,
+        request: _admin_pb2.ListTiersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListTiersReply, _abc.Awaitable[_admin_pb2.ListTiersReply]]:
+        """Prefill and decode: the tier of cache blocks, as each sampler with a role sees it now."""
+
+    @_abc_1.abstractmethod
+    def InvalidateBlocks(
+        self,
+        request: _admin_pb2.AdminInvalidateBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AdminInvalidateBlocksReply, _abc.Awaitable[_admin_pb2.AdminInvalidateBlocksReply]]:
+        """Drops blocks from every tier of a pool. Problems of single tiers are listed, not raised."""
 
     @_abc_1.abstractmethod
     def DryRunGc(

@@ -531,6 +531,105 @@ class SampleReply(_message.Message):
 Global___SampleReply: _TypeAlias = SampleReply  # noqa: Y015
 
 @_typing.final
+class TierStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierStatusRequest: _TypeAlias = TierStatusRequest  # noqa: Y015
+
+@_typing.final
+class TierStatusReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KV_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    CATALOGUED_FIELD_NUMBER: _builtins.int
+    PENDING_BYTES_FIELD_NUMBER: _builtins.int
+    blocks: _builtins.int
+    bytes: _builtins.int
+    limit_bytes: _builtins.int
+    catalogued: _builtins.int
+    """blocks in the catalog; absent = it does not answer"""
+    pending_bytes: _builtins.int
+    """that this sampler has yet to write"""
+    @_builtins.property
+    def kv(self) -> Global___KvFacts: ...
+    def __init__(
+        self,
+        *,
+        kv: Global___KvFacts | None = ...,
+        blocks: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        limit_bytes: _builtins.int = ...,
+        catalogued: _builtins.int | None = ...,
+        pending_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_catalogued", b"_catalogued", "catalogued", b"catalogued", "kv", b"kv"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_catalogued", b"_catalogued", "blocks", b"blocks", "bytes", b"bytes", "catalogued", b"catalogued", "kv", b"kv", "limit_bytes", b"limit_bytes", "pending_bytes", b"pending_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__catalogued: _TypeAlias = _typing.Literal["catalogued"]  # noqa: Y015
+    _WhichOneofArgType__catalogued: _TypeAlias = _typing.Literal["_catalogued", b"_catalogued"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__catalogued) -> _WhichOneofReturnType__catalogued | None: ...
+
+Global___TierStatusReply: _TypeAlias = TierStatusReply  # noqa: Y015
+
+@_typing.final
+class InvalidateBlocksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    all: _builtins.bool
+    """instead of keys"""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """hex, 1000 at most"""
+
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+        all: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InvalidateBlocksRequest: _TypeAlias = InvalidateBlocksRequest  # noqa: Y015
+
+@_typing.final
+class InvalidateBlocksReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DROPPED_FIELD_NUMBER: _builtins.int
+    dropped: _builtins.int
+    def __init__(
+        self,
+        *,
+        dropped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InvalidateBlocksReply: _TypeAlias = InvalidateBlocksReply  # noqa: Y015
+
+@_typing.final
 class AbortRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

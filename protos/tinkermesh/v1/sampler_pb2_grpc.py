@@ -79,6 +79,16 @@ class SamplerStub:
                 request_serializer=tinkermesh_dot_v1_dot_sampler__pb2.AbortRequest.SerializeToString,
                 response_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.AbortReply.FromString,
                 _registered_method=True)
+        self.TierStatus = channel.unary_unary(
+                '/tinkermesh.v1.Sampler/TierStatus',
+                request_serializer=tinkermesh_dot_v1_dot_sampler__pb2.TierStatusRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.TierStatusReply.FromString,
+                _registered_method=True)
+        self.InvalidateBlocks = channel.unary_unary(
+                '/tinkermesh.v1.Sampler/InvalidateBlocks',
+                request_serializer=tinkermesh_dot_v1_dot_sampler__pb2.InvalidateBlocksRequest.SerializeToString,
+                response_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.InvalidateBlocksReply.FromString,
+                _registered_method=True)
 
 
 class SamplerServicer:
@@ -147,6 +157,21 @@ class SamplerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TierStatus(self, request, context):
+        """The tier as this sampler sees it now. UNIMPLEMENTED for a sampler without one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def InvalidateBlocks(self, request, context):
+        """Drops blocks from the tier, for all samplers that share it; what engines hold in memory stays.
+        UNAVAILABLE when the catalog does not answer; then nothing is dropped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SamplerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -194,6 +219,16 @@ def add_SamplerServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.AbortRequest.FromString,
                     response_serializer=tinkermesh_dot_v1_dot_sampler__pb2.AbortReply.SerializeToString,
+            ),
+            'TierStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.TierStatus,
+                    request_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.TierStatusRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_sampler__pb2.TierStatusReply.SerializeToString,
+            ),
+            'InvalidateBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.InvalidateBlocks,
+                    request_deserializer=tinkermesh_dot_v1_dot_sampler__pb2.InvalidateBlocksRequest.FromString,
+                    response_serializer=tinkermesh_dot_v1_dot_sampler__pb2.InvalidateBlocksReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -439,6 +474,60 @@ class Sampler:
             '/tinkermesh.v1.Sampler/Abort',
             tinkermesh_dot_v1_dot_sampler__pb2.AbortRequest.SerializeToString,
             tinkermesh_dot_v1_dot_sampler__pb2.AbortReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TierStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Sampler/TierStatus',
+            tinkermesh_dot_v1_dot_sampler__pb2.TierStatusRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_sampler__pb2.TierStatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InvalidateBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinkermesh.v1.Sampler/InvalidateBlocks',
+            tinkermesh_dot_v1_dot_sampler__pb2.InvalidateBlocksRequest.SerializeToString,
+            tinkermesh_dot_v1_dot_sampler__pb2.InvalidateBlocksReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,12 @@ class SamplerStub:
     Pieces: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.PiecesRequest, _sampler_pb2.PiecesReply]
     """The bytes of single tokens; a character of several bytes may be of several tokens."""
     Abort: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.AbortRequest, _sampler_pb2.AbortReply]
+    TierStatus: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.TierStatusRequest, _sampler_pb2.TierStatusReply]
+    """The tier as this sampler sees it now. UNIMPLEMENTED for a sampler without one."""
+    InvalidateBlocks: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.InvalidateBlocksRequest, _sampler_pb2.InvalidateBlocksReply]
+    """Drops blocks from the tier, for all samplers that share it; what engines hold in memory stays.
+    UNAVAILABLE when the catalog does not answer; then nothing is dropped.
+    """
 
 @_typing.type_check_only
 class SamplerAsyncStub(SamplerStub):
@@ -75,6 +81,12 @@ class SamplerAsyncStub(SamplerStub):
     Pieces: _aio.UnaryUnaryMultiCallable[_sampler_pb2.PiecesRequest, _sampler_pb2.PiecesReply]  # type: ignore[assignment]
     """The bytes of single tokens; a character of several bytes may be of several tokens."""
     Abort: _aio.UnaryUnaryMultiCallable[_sampler_pb2.AbortRequest, _sampler_pb2.AbortReply]  # type: ignore[assignment]
+    TierStatus: _aio.UnaryUnaryMultiCallable[_sampler_pb2.TierStatusRequest, _sampler_pb2.TierStatusReply]  # type: ignore[assignment]
+    """The tier as this sampler sees it now. UNIMPLEMENTED for a sampler without one."""
+    InvalidateBlocks: _aio.UnaryUnaryMultiCallable[_sampler_pb2.InvalidateBlocksRequest, _sampler_pb2.InvalidateBlocksReply]  # type: ignore[assignment]
+    """Drops blocks from the tier, for all samplers that share it; what engines hold in memory stays.
+    UNAVAILABLE when the catalog does not answer; then nothing is dropped.
+    """
 
 class SamplerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -150,5 +162,23 @@ class SamplerServicer(metaclass=_abc_1.ABCMeta):
         request: _sampler_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sampler_pb2.AbortReply, _abc.Awaitable[_sampler_pb2.AbortReply]]: ...
+
+    @_abc_1.abstractmethod
+    def TierStatus(
+        self,
+        request: _sampler_pb2.TierStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sampler_pb2.TierStatusReply, _abc.Awaitable[_sampler_pb2.TierStatusReply]]:
+        """The tier as this sampler sees it now. UNIMPLEMENTED for a sampler without one."""
+
+    @_abc_1.abstractmethod
+    def InvalidateBlocks(
+        self,
+        request: _sampler_pb2.InvalidateBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sampler_pb2.InvalidateBlocksReply, _abc.Awaitable[_sampler_pb2.InvalidateBlocksReply]]:
+        """Drops blocks from the tier, for all samplers that share it; what engines hold in memory stays.
+        UNAVAILABLE when the catalog does not answer; then nothing is dropped.
+        """
 
 def add_SamplerServicer_to_server(servicer: SamplerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -10,6 +10,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from services.common.errors import InvalidInput
 from services.sampler.adapter_files import TARGET_MODULES
+from services.sampler.engine.kv_legs import KvConfig
 
 _ALLOWED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -28,6 +29,8 @@ class EngineConfig:
     max_topk: int
     stats: bool = False
     """Whether the engine keeps its own metrics."""
+    kv: KvConfig | None = None
+    """Only of a sampler whose role is prefill or decode."""
 
 
 def engine_rank(rank: int) -> int:
@@ -67,4 +70,5 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         generation_config=str(config.model),
         disable_log_stats=not config.stats,
         use_tqdm_on_load=False,
+        **(config.kv.engine_args() if config.kv is not None else {}),
     )

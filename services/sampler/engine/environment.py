@@ -26,11 +26,13 @@ _FIXED = {
 _REMOVED = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_PLUGINS_DIR", "VLLM_LORA_RESOLVER_CACHE_DIR")
 
 
-def prepare(threads: int) -> None:
-    """`threads` compute threads; 0 = torch's choice."""
+def prepare(threads: int, hash_seed: str = "") -> None:
+    """`threads` compute threads; 0 = torch's choice. `hash_seed` of cache blocks; "" = nobody shares them."""
     os.environ.update(_FIXED)
     os.environ["VLLM_PLUGINS"] = ""
     for name in _REMOVED:
         os.environ.pop(name, None)
+    if hash_seed:
+        os.environ["PYTHONHASHSEED"] = hash_seed  # where the engine looks for it
     if threads:
         os.environ["OMP_NUM_THREADS"] = str(threads)

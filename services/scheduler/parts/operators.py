@@ -13,6 +13,7 @@ from services.scheduler.operations.engines import Engines
 from services.scheduler.operations.gc import GcPlan, Times
 from services.scheduler.operations.leases import Leases
 from services.scheduler.operations.snapshots import SnapshotList
+from services.scheduler.operations.tiers import TierList
 from services.scheduler.parts.ground import Ground, ms
 from services.scheduler.results import Results
 from services.scheduler.sampling.fleet import Fleet
@@ -45,6 +46,7 @@ def make_admin(ground: Ground, results: Results, explainer: Explainer, fleet: Fl
         durable_points=DurablePointList(overview, DurableBook(ground.redis)),
         snapshots=SnapshotList(fleet),
         engines=Engines(fleet),
+        tiers=TierList(fleet),
         gc=_make_gc(ground, overview, jobs),
     )
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from tinkermesh.v1 import sampler_pb2 as pb
@@ -205,16 +205,27 @@ class SamplerLink:
 
     async def adapters(self) -> Sequence[pb.LoadedAdapter]:
         """Those resident now, as the sampler says. Raises its error, Unavailable."""
+        reply: pb.ListAdaptersReply = await self._briefly(self._stub.ListAdapters, pb.ListAdaptersRequest())
+        return reply.adapters
+
+    async def tier_status(self) -> pb.TierStatusReply:
+        """Raises its error, Unavailable."""
+        return cast("pb.TierStatusReply", await self._briefly(self._stub.TierStatus, pb.TierStatusRequest()))
+
+    async def invalidate_blocks(self, request: pb.InvalidateBlocksRequest) -> int:
+        """Blocks dropped. Raises its error, Unavailable."""
+        reply: pb.InvalidateBlocksReply = await self._briefly(self._stub.InvalidateBlocks, request)
+        return reply.dropped
+
+    async def _briefly(self, call: Any, request: Any) -> Any:
+        """Raises its error, Unavailable past LIST_SECONDS."""
         try:
             with self._open_or_away():
-                reply: pb.ListAdaptersReply = await self._stub.ListAdapters(
-                    pb.ListAdaptersRequest(), timeout=LIST_SECONDS
-                )
+                return await call(request, timeout=LIST_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise Unavailable(f"sampler {self.sampler_id} did not answer within {LIST_SECONDS:g} s") from error
             raise from_rpc_error(error) from error
-        return reply.adapters
 
     def forget(self, adapter: str) -> None:
         """The sampler may have evicted it: the next use loads explicitly."""

@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError as ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from services.scheduler.store.redis_url import RedisAddress, parse_redis_url
+from services.common.redis_url import RedisAddress, parse_redis_url
 
 Redis = redis.Redis
 """The client's type, for the modules that only pass it on."""

@@ -14,12 +14,12 @@ STANDARD = __import__("sys").stdlib_module_names
 
 # Top-level module -> path prefixes (inside services/) that may import it.
 CONFINED = {
-    "torch": ("trainer/", "sampler/engine", "local/default_model.py"),
+    "torch": ("trainer/", "sampler/engine", "sampler/kv_connector", "local/default_model.py"),
     "transformers": ("trainer/", "sampler/engine", "local/default_model.py"),
     "safetensors": ("trainer/", "sampler/engine"),
     "megatron": ("trainer/megatron",),
     "vllm": ("sampler/engine", "sampler/kv_connector"),
-    "redis": ("scheduler/store",),
+    "redis": ("scheduler/store", "sampler/kv_connector/catalog.py"),
     "starlette": ("gateway/",),
     "uvicorn": ("gateway/",),
     "typer": ("local/",),

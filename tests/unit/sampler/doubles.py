@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from services.common.errors import InvalidInput
-from services.sampler.ports import EngineAdapter, EngineDead, GeneratedSequence, SequenceDelta, SequenceRequest
+from services.sampler.ports import EngineAdapter, EngineDead, GeneratedSequence, SequenceDelta, SequenceRequest, Tier
 from tests.doubles.tokenizer import WordTokenizer
 
 LINEAR = {"model.layers.0.self_attn.q_proj": (6, 4), "lm_head": (12, 4)}
@@ -68,6 +68,7 @@ class FakeEngine:
     told: int = 0
     per_delta: int = 1
     tokenizer: WordTokenizer = field(default_factory=WordTokenizer)
+    tier: Tier | None = None
     running: int = 0
     most_loaded: int = 0
     started: bool = False

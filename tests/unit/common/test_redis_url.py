@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import InvalidInput
+from services.common.redis_url import parse_redis_url
 from services.scheduler.store.connection import connect
-from services.scheduler.store.redis_url import parse_redis_url
 
 
 def test_a_server_with_account_and_tls() -> None:
