@@ -18,6 +18,9 @@ from tests.unit.trainer.rig import ADAM, CROSS_ENTROPY, layout, on_slot, randomi
 RANKS = (8, 4, 16, 1, 32, 5, 8, 2)
 LOUD = 3
 TENSOR_TOLERANCE = 1e-6
+# Micro-batches that others' tokens shift cut a slot's tokens elsewhere: its gradient is a sum of other parts, and by
+# how much that moves it depends on the width of the processor's vectors (with AVX-512 1.3e-6 was seen).
+SHIFTED_TOLERANCE = 4e-6
 # Its experts see a slot's tokens cut by micro-batches that others' tokens shift: a sum of other parts.
 MIXTURE_TOLERANCE = 1e-5
 UPDATE_TOLERANCE = 1e-3
@@ -71,6 +74,14 @@ def _gaps(packed: Outcome, solo: Outcome) -> dict[str, float]:
     }
 
 
+def _tolerance(kind: str, name: str, *, shifted: bool) -> float:
+    if "weights" in kind:
+        return UPDATE_TOLERANCE
+    if "moe" in name:
+        return MIXTURE_TOLERANCE
+    return SHIFTED_TOLERANCE if shifted and kind == "gradients" else TENSOR_TOLERANCE
+
+
 @models
 @pytest.mark.parametrize("micro_batch_tokens", [4096, 60])
 def test_eight_mixed_ranks_packed_equal_solo_beside_a_loss_a_million_times_larger_PACK_07_OPT_08(
@@ -86,7 +97,7 @@ def test_eight_mixed_ranks_packed_equal_solo_beside_a_loss_a_million_times_large
             Claim.PACKED,
             f"{kind}, tiny {name}, micro-batches of {micro_batch_tokens}",
             max(gap[kind] for gap in gaps),
-            within=UPDATE_TOLERANCE if "weights" in kind else MIXTURE_TOLERANCE if "moe" in name else TENSOR_TOLERANCE,
+            within=_tolerance(kind, name, shifted=micro_batch_tokens == 60),
             another_adapter=other[kind],
         )
     loudest = max(abs(result.loss) for result in packed[LOUD].results)
