@@ -183,3 +183,22 @@ def _kill(mesh: MeshProcesses, name: str) -> None:
     restarts = mesh.restarts(name)
     mesh.kill(name)
     mesh.wait_restarted(name, restarts + 1)
+
+
+async def test_five_hundred_jobs_outlive_a_restart_of_every_process_JOB_12(
+    fresh_mesh: MeshProcesses, fresh: JobClient
+) -> None:
+    made = [await fresh.create(task(4, [5 + n % 400, 1 + n // 400]), key=f"job-{n}") for n in range(500)]
+    assert len(set(made)) == 500
+    await asyncio.gather(
+        *(asyncio.to_thread(_kill, fresh_mesh, name) for name in ("redis", "scheduler-0", "scheduler-1", "sampler")),
+        *(asyncio.to_thread(_kill, fresh_mesh, name) for name in ("gateway-0", "gateway-1", "trainer")),
+    )
+    states = [(await fresh.ended(job_id, 180.0))["state"] for job_id in made]
+    assert states == ["done"] * 500
+    listed = await fresh.http.get("/v1/control/jobs?state=done&limit=1")
+    assert listed.json()["cursor"]["total_count"] == 500
+    again = await fresh.create(task(4, [5, 1]), key="job-0")
+    assert again == made[0], "the key is remembered, too"
+    (first,) = await fresh.results(made[0])
+    assert first["output_ids"] == (await one(fresh, task(4, [5, 1])))["output_ids"]
