@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from services.gateway.settings import Settings as GatewaySettings
+from services.sampler.legs import ROLES
 from services.sampler.settings import Settings as SamplerSettings
 from services.scheduler.settings import Settings as SchedulerSettings
 from services.trainer.settings import Settings as TrainerSettings
@@ -32,7 +33,10 @@ SERVICES: dict[str, tuple[type[msgspec.Struct], set[str]]] = {
         TrainerSettings,
         OWNED | ENGINE | {"trainer_id", "cell", "tp", "dp", "pp", "ep", "cp", "rendezvous", "rank", "engine"},
     ),
-    "sampler": (SamplerSettings, OWNED | ENGINE | {"sampler_id"}),
+    "sampler": (
+        SamplerSettings,
+        OWNED | ENGINE | {"sampler_id", "role", "kv_directory", "kv_hash_seed", "redis_url", "redis_password_file"},
+    ),
 }
 
 Schema = dict[str, Any]
@@ -237,7 +241,8 @@ def pool() -> Schema:
                 }
             ),
             "trainer": trainer(),
-            "samplers": closed({"both": sampler()}, "one entry per role; `both` is the role there is"),
+            "tier": closed({"volume": {"type": "object", "maxProperties": 1}, "hashSeed": integer(0, (1 << 32) - 1)}),
+            "samplers": closed({role: {"$ref": "#/$defs/sampler"} for role in ROLES}, "one entry per role"),
         }
     )
 
@@ -344,7 +349,7 @@ def values() -> Schema:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Values of the tinkermesh chart",
         **closed(own),
-        "$defs": {"pool": pool()},
+        "$defs": {"pool": pool(), "sampler": sampler()},
     }
 
 

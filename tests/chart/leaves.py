@@ -21,6 +21,8 @@ def leaves() -> list[str]:
 
 
 def _leaves(path: str, schema: dict[str, Any]) -> Iterator[str]:
+    if "$ref" in schema:
+        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
     properties = schema.get("properties")
     if not properties:
         yield path

@@ -6,6 +6,7 @@ Usage: python -m tests.chart.switch_list
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ def default_of(path: str, values: dict[str, Any]) -> str:
 
 
 def test_of(path: str) -> str:
+    if leg := re.search(r"\.(prefill|decode)\.settings\.", path):
+        return f"test_prefill_decode.py::test_every_setting_reaches_its_leg[{leg[1]}]"
     if is_setting(path):
         service = next(SERVICE[part] for part in reversed(path.split(".")) if part in SERVICE)
         return f"test_contract.py::test_every_setting_reaches_its_service[{service}]"

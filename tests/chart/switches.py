@@ -33,8 +33,7 @@ BASE: dict[str, Any] = {
     }
 }
 NODES = {"pools": {"p": {"trainer": {"nodes": 2, "dataParallel": 2}}}}
-POOL_HPA = {"pools": {"p": {"samplers": {"both": {"autoscaling": {"kind": "hpa"}}}}}}
-POOL_KEDA = {"pools": {"p": {"samplers": {"both": {"autoscaling": {"kind": "keda", "triggers": TRIGGERS}}}}}}
+LEGS = {"pools": {"p": {"samplers": {"prefill": {"replicas": 1}, "decode": {"replicas": 1}}}}}
 GATEWAY_HPA = {"gateway": {"autoscaling": {"kind": "hpa"}}}
 GATEWAY_KEDA = {"gateway": {"autoscaling": {"kind": "keda", "triggers": TRIGGERS}}}
 
@@ -111,25 +110,25 @@ def _pod(prefix: str, workload: str, *, given: Mapping[str, Any] = {}, env: bool
     return [*rows, row("extraEnv", ENV, f"{FIRST}.env", contains(ENV[0]))] if env else rows
 
 
-def _image(prefix: str, workload: str, registry: str = "localhost/") -> list[Switch]:
+def _image(
+    prefix: str,
+    workload: str,
+    registry: str = "localhost/",
+    given: Mapping[str, Any] = {},  # noqa: B006
+) -> list[Switch]:
     where = f"{workload}:{FIRST}.image"
     return [
-        Switch(f"{prefix}.image.repository", "other/name", where, contains(f"{registry}other/name:")),
-        Switch(f"{prefix}.image.digest", DIGEST, where, contains(f"@{DIGEST}")),
+        Switch(f"{prefix}.image.repository", "other/name", where, contains(f"{registry}other/name:"), given),
+        Switch(f"{prefix}.image.digest", DIGEST, where, contains(f"@{DIGEST}"), given),
     ]
 
 
-def _spread(prefix: str, workload: str) -> list[Switch]:
+def _spread(prefix: str, workload: str, given: Mapping[str, Any] = {}) -> list[Switch]:  # noqa: B006
     where = f"{workload}:{POD}.topologySpreadConstraints.0"
+    values = {"topologyKey": "zone", "maxSkew": 3, "whenUnsatisfiable": "DoNotSchedule"}
     return [
-        Switch(f"{prefix}.topologySpread.topologyKey", "zone", f"{where}.topologyKey", "zone"),
-        Switch(f"{prefix}.topologySpread.maxSkew", 3, f"{where}.maxSkew", 3),
-        Switch(
-            f"{prefix}.topologySpread.whenUnsatisfiable",
-            "DoNotSchedule",
-            f"{where}.whenUnsatisfiable",
-            "DoNotSchedule",
-        ),
+        Switch(f"{prefix}.topologySpread.{name}", value, f"{where}.{name}", value, given)
+        for name, value in values.items()
     ]
 
 
@@ -141,11 +140,17 @@ def _budget(prefix: str, name: str, given: Mapping[str, Any]) -> list[Switch]:
     ]
 
 
-def _autoscaling(prefix: str, name: str, hpa: Mapping[str, Any], keda: Mapping[str, Any]) -> list[Switch]:
+def _autoscaling(
+    prefix: str,
+    name: str,
+    hpa: Mapping[str, Any],
+    keda: Mapping[str, Any],
+    given: Mapping[str, Any] = {},  # noqa: B006
+) -> list[Switch]:
     own, scaler = f"HorizontalPodAutoscaler/{name}", f"ScaledObject/{name}"
     metric = {"type": "Pods", "pods": {"metric": {"name": "queue"}}}
     return [
-        Switch(f"{prefix}.autoscaling.kind", "hpa", f"{own}:", True),
+        Switch(f"{prefix}.autoscaling.kind", "hpa", f"{own}:", True, given),
         Switch(f"{prefix}.autoscaling.minReplicas", 4, f"{own}:spec.minReplicas", 4, hpa),
         Switch(f"{prefix}.autoscaling.maxReplicas", 9, f"{scaler}:spec.maxReplicaCount", 9, keda),
         Switch(
@@ -172,7 +177,8 @@ REDIS = "StatefulSet/redis"
 TRAINER = "StatefulSet/trainer-p"
 SAMPLER = "Deployment/sampler-p"
 P = "pools.*"
-T, S = f"{P}.trainer", f"{P}.samplers.both"
+T = f"{P}.trainer"
+HOST_MEMORY = {"hostPath": {"path": "/mnt/kv", "type": "Directory"}}
 INGRESS = {"gateway": {"ingress": {"enabled": True, "hosts": ["a.example.com"]}}}
 ROUTE = {"gateway": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}}
 ISSUED = {"tls": {"certManager": {"issuer": "mesh"}}}
@@ -188,8 +194,58 @@ QUEUE_AGE = {
     },
     "target": {"type": "Value", "value": "20"},
 }
-TWO_SAMPLERS = {"pools": {"p": {"samplers": {"both": {"replicas": 2}}}}}
-SCALED_SAMPLERS = {"pools": {"p": {"samplers": {"both": {"replicas": 3}}}}}
+
+
+def _samplers(role: str, given: Mapping[str, Any]) -> list[Switch]:
+    """Of one role: its Deployment has the same values as every other."""
+    prefix, name = f"{P}.samplers.{role}", "sampler-p" if role == "both" else f"sampler-p-{role}"
+    workload = f"Deployment/{name}"
+
+    def with_own(values: dict[str, Any]) -> dict[str, Any]:
+        return merged(given, at(f"pools.p.samplers.{role}", values))
+
+    hpa = with_own({"autoscaling": {"kind": "hpa"}})
+    keda = with_own({"autoscaling": {"kind": "keda", "triggers": TRIGGERS}})
+    return [
+        Switch(f"{prefix}.replicas", 5, f"{workload}:spec.replicas", 5, given),
+        Switch(f"{prefix}.gpus", 1, f"{workload}:{FIRST}.resources.limits.nvidia\\.com/gpu", "1", given),
+        Switch(f"{prefix}.startupSeconds", 100, f"{workload}:{FIRST}.startupProbe.failureThreshold", 20, given),
+        Switch(f"{prefix}.sharedMemory", "3Gi", f"{workload}:{POD}.volumes.2.emptyDir.sizeLimit", "3Gi", given),
+        Switch(f"{prefix}.runtimeClassName", "nvidia", f"{workload}:{POD}.runtimeClassName", "nvidia", given),
+        *_autoscaling(prefix, name, hpa, keda, given),
+        *_queue_age(prefix, name, role, hpa, keda),
+        *_budget(prefix, name, with_own({"replicas": 3})),
+        *_spread(prefix, workload, given),
+        *_image(prefix, workload, given=given),
+        *_pod(prefix, workload, given=given),
+    ]
+
+
+def _queue_age(prefix: str, name: str, role: str, hpa: Mapping[str, Any], keda: Mapping[str, Any]) -> list[Switch]:
+    own = f"pools.p.samplers.{role}.autoscaling"
+    trigger = {
+        "serverAddress": "http://p:9090",
+        "query": 'max(tinkermesh_pool_queue_age_seconds{pool="p",path="sample"})',
+        "threshold": "20",
+    }
+    return [
+        Switch(
+            f"{prefix}.autoscaling.queueAgeSeconds",
+            20,
+            f"HorizontalPodAutoscaler/{name}:spec.metrics",
+            contains({"type": "External", "external": QUEUE_AGE}),
+            hpa,
+        ),
+        Switch(
+            f"{prefix}.autoscaling.prometheusUrl",
+            "http://p:9090",
+            f"ScaledObject/{name}:spec.triggers.0.metadata",
+            trigger,
+            merged(keda, at(f"{own}.queueAgeSeconds", 20)),
+            at(f"{own}.prometheusUrl", "http://elsewhere"),
+        ),
+    ]
+
 
 RELEASE = [
     Switch("nameOverride", "mesh", "Deployment/=t-mesh-gateway:metadata.labels.app\\.kubernetes\\.io/name", "mesh"),
@@ -320,35 +376,23 @@ POOLS = [
     *_spread(T, TRAINER),
     *_image(T, TRAINER),
     *_pod(T, TRAINER),
-    Switch(f"{S}.replicas", 5, f"{SAMPLER}:spec.replicas", 5),
-    Switch(f"{S}.gpus", 1, f"{SAMPLER}:{FIRST}.resources.limits.nvidia\\.com/gpu", "1"),
-    Switch(f"{S}.startupSeconds", 100, f"{SAMPLER}:{FIRST}.startupProbe.failureThreshold", 20),
-    Switch(f"{S}.sharedMemory", "3Gi", f"{SAMPLER}:{POD}.volumes.2.emptyDir.sizeLimit", "3Gi"),
-    Switch(f"{S}.runtimeClassName", "nvidia", f"{SAMPLER}:{POD}.runtimeClassName", "nvidia"),
-    *_autoscaling(S, "sampler-p", POOL_HPA, POOL_KEDA),
     Switch(
-        f"{S}.autoscaling.queueAgeSeconds",
-        20,
-        "HorizontalPodAutoscaler/sampler-p:spec.metrics",
-        contains({"type": "External", "external": QUEUE_AGE}),
-        POOL_HPA,
+        f"{P}.tier.volume",
+        HOST_MEMORY,
+        f"Deployment/sampler-p-decode:{POD}.volumes",
+        contains({"name": "tier", **HOST_MEMORY}),
+        LEGS,
     ),
     Switch(
-        f"{S}.autoscaling.prometheusUrl",
-        "http://p:9090",
-        "ScaledObject/sampler-p:spec.triggers.0.metadata",
-        {
-            "serverAddress": "http://p:9090",
-            "query": 'max(tinkermesh_pool_queue_age_seconds{pool="p",path="sample"})',
-            "threshold": "20",
-        },
-        merged(POOL_KEDA, at("pools.p.samplers.both.autoscaling.queueAgeSeconds", 20)),
-        at("pools.p.samplers.both.autoscaling.prometheusUrl", "http://elsewhere"),
+        f"{P}.tier.hashSeed",
+        4_123_456_789,
+        "ConfigMap/sampler-p-prefill:data.TINKERMESH_SAMPLER_KV_HASH_SEED",
+        "4123456789",
+        LEGS,
     ),
-    *_budget(S, "sampler-p", SCALED_SAMPLERS),
-    *_spread(S, SAMPLER),
-    *_image(S, SAMPLER),
-    *_pod(S, SAMPLER),
+    *_samplers("both", {}),
+    *_samplers("prefill", LEGS),
+    *_samplers("decode", LEGS),
 ]
 AROUND = [
     Switch("singleNode.hostname", "n1", f"{TRAINER}:{POD}.nodeSelector.kubernetes\\.io/hostname", "n1"),

@@ -79,8 +79,9 @@ def test_only_the_mesh_reaches_grpc_and_redis(rendered: Rendered) -> None:
         for rule in policy["ingress"]:
             assert component == "gateway" or rule["from"], f"{component} is open to everyone"
     if "redis" in policies:
-        sources = policies["redis"]["ingress"][0]["from"]
-        assert [s["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for s in sources] == ["scheduler"]
+        sources = [source["podSelector"]["matchLabels"] for source in policies["redis"]["ingress"][0]["from"]]
+        assert [source["app.kubernetes.io/component"] for source in sources][0] == "scheduler"
+        assert {source.get("tinkermesh.dev/role") for source in sources[1:]} <= {"prefill", "decode"}
 
 
 def test_termination_is_longer_than_what_it_waits_for(rendered: Rendered) -> None:

@@ -12,16 +12,30 @@ import pytest
 import yaml
 
 from tests.chart.helm import CHART, EXAMPLES, FULLNAME, Object, Rendered, at, example, merged, render, validator
-from tests.chart.switches import BASE, DIGEST, GATEWAY_HPA, GATEWAY_KEDA, INGRESS, MONITORED, NODES, ROUTE, TLS
+from tests.chart.switches import (
+    BASE,
+    DIGEST,
+    GATEWAY_HPA,
+    GATEWAY_KEDA,
+    HOST_MEMORY,
+    INGRESS,
+    LEGS,
+    MONITORED,
+    NODES,
+    ROUTE,
+    TLS,
+)
 
 SERVERS = ["1.25", "1.33", "1.37"]
 CRDS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parent / "crds").glob("*.json")}
 LWS = at("pools.p.trainer.launcher", "leaderworkerset")
 EVERYTHING = merged(BASE, NODES, LWS, INGRESS, ROUTE, GATEWAY_KEDA, TLS, MONITORED, {"jaeger": {"enabled": True}})
+OUTSIDE = {"existingSecret": "url", "tlsSecret": "authority"}
 RENDERINGS = {path.stem: example(path) for path in EXAMPLES} | {
     "defaults": {},
     "everything": EVERYTHING,
     "hpa": merged(BASE, GATEWAY_HPA, NODES),
+    "legs": merged(BASE, LEGS, TLS, at("pools.p.tier.volume", HOST_MEMORY), at("redis", OUTSIDE)),
 }
 
 

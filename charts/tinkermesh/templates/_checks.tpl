@@ -8,6 +8,7 @@
 {{- $pools := include "tinkermesh.pools" . | fromJson -}}
 {{- range $name, $pool := $pools -}}
 {{- include "tinkermesh.checkTrainer" (dict "path" (printf "pools.%s" $name) "pool" $pool) -}}
+{{- include "tinkermesh.checkLegs" (dict "path" (printf "pools.%s" $name) "pool" $pool) -}}
 {{- range $role, $sampler := $pool.samplers -}}
 {{- include "tinkermesh.checkAutoscaling" (dict "path" (printf "pools.%s.samplers.%s" $name $role) "values" $sampler) -}}
 {{- include "tinkermesh.checkGrace" (dict "path" (printf "pools.%s.samplers.%s" $name $role) "values" $sampler "drain" 10 "more" 0) -}}
@@ -88,6 +89,36 @@
 {{- include "tinkermesh.checkGrace" (dict "path" (printf "%s.trainer" .path) "values" $trainer "drain" 60 "more" 30) -}}
 {{- end -}}
 
+{{/* Prefill and decode samplers are of no use alone, and pair only if they are alike (docs/operate.md). */}}
+{{- define "tinkermesh.checkLegs" -}}
+{{- $prefill := .pool.samplers.prefill -}}
+{{- $decode := .pool.samplers.decode -}}
+{{- $first := include "tinkermesh.samplerRuns" $prefill -}}
+{{- $second := include "tinkermesh.samplerRuns" $decode -}}
+{{- if and $first (not $second) -}}
+{{- fail (printf "%s.samplers.decode.replicas: 0, but samplers.prefill runs, whose blocks only decode samplers use; give both replicas, or neither" .path) -}}
+{{- end -}}
+{{- if and $second (not $first) -}}
+{{- fail (printf "%s.samplers.prefill.replicas: 0, but samplers.decode runs, which computes no prompt itself; give both replicas, or neither" .path) -}}
+{{- end -}}
+{{- if $first -}}
+{{- range $field := list "blockSize" "dtype" -}}
+{{- $ours := include "tinkermesh.saidSetting" (dict "settings" $prefill.settings "field" $field) -}}
+{{- $theirs := include "tinkermesh.saidSetting" (dict "settings" $decode.settings "field" $field) -}}
+{{- if ne $ours $theirs -}}
+{{- fail (printf "%s.samplers.decode.settings.%s: %s, but %s in samplers.prefill; they would never pair: say the same in both" $.path $field $theirs $ours) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey .pool.tier.volume "emptyDir" -}}
+{{- fail (printf "%s.tier.volume.emptyDir: belongs to one pod, so no other would see its blocks; name a volume that all pods of the node share, such as hostPath" .path) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tinkermesh.saidSetting" -}}
+{{- if hasKey .settings .field -}}{{ include "tinkermesh.plain" (get .settings .field) }}{{- else -}}not set{{- end -}}
+{{- end -}}
+
 {{- define "tinkermesh.checkGrace" -}}
 {{- $drain := .values.settings.drainSeconds | default .drain -}}
 {{- $needed := addf $drain .more 5 -}}
@@ -131,7 +162,9 @@
 {{- if ne $sampler.autoscaling.kind "none" -}}{{- $most = int $sampler.autoscaling.maxReplicas -}}{{- end -}}
 {{- $gpus := mul $most $sampler.gpus -}}
 {{- $used = add $used $gpus -}}
+{{- if or (eq $role "both") (include "tinkermesh.samplerRuns" $sampler) -}}
 {{- $parts = append $parts (printf "pools.%s.samplers.%s %d" $name $role $gpus) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if ne $used $has -}}

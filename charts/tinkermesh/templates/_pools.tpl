@@ -22,6 +22,28 @@
 {{- if or (gt (int .replicas) 0) (ne .autoscaling.kind "none") -}}true{{- end -}}
 {{- end -}}
 
+{{/* The roles of prefill and decode of which some pool has samplers, as JSON: they alone reach Redis. */}}
+{{- define "tinkermesh.legRoles" -}}
+{{- $roles := dict -}}
+{{- range $name, $pool := include "tinkermesh.pools" . | fromJson -}}
+{{- range $role, $sampler := $pool.samplers -}}
+{{- if and (ne $role "both") (include "tinkermesh.samplerRuns" $sampler) -}}{{- $_ := set $roles $role true -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- keys $roles | sortAlpha | toJson -}}
+{{- end -}}
+
+{{/* (dict "name" pool "pool" values): what the prefill and decode samplers of a pool must agree on. */}}
+{{- define "tinkermesh.tierSettings" -}}
+TINKERMESH_SAMPLER_KV_DIRECTORY: {{ include "tinkermesh.tierDirectory" . | quote }}
+TINKERMESH_SAMPLER_KV_HASH_SEED: {{ include "tinkermesh.plain" .pool.tier.hashSeed | quote }}
+{{- end -}}
+
+{{/* Of a volume a directory of the pool's own, too: pools may share one. */}}
+{{- define "tinkermesh.tierDirectory" -}}
+{{- ternary "/kv" "/store/kv" (not (empty .pool.tier.volume)) }}/{{ .name }}
+{{- end -}}
+
 {{/* What trainer and samplers of a pool must agree on. (dict "root" $ "name" name "pool" pool "service" "trainer") */}}
 {{- define "tinkermesh.poolSettings" -}}
 {{- $prefix := printf "TINKERMESH_%s_" (upper .service) -}}
