@@ -17,7 +17,7 @@ from services.common.errors import InvalidInput
 from services.sampler.conversation import Conversation, Message
 
 # A template is code; what it raises for messages it was not written for is anything of these.
-_TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 _SPACE = "\u2581"  # stands for a space in vocabularies that are not of bytes, as <0xE4> for a byte
 _FALLBACK = re.compile("<0x([0-9A-F]{2})>")

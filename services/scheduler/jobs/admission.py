@@ -66,13 +66,14 @@ class JobAdmission:
         Raises InvalidInput, MissingResource (a reference), KeyConflict, Busy, Unavailable.
         """
         self._check(tasks)
+        key, fingerprint = _key(header), _fingerprint(header, tasks)
+        if header.idempotency_key and (held := await self._held(key)) is not None:
+            return _repeated(held, fingerprint), True
         sources = Sources(self._store, self._files, self._generations, header.tenant_id)
         facts = await self._pool(header, tasks, sources)
-        job, fingerprint = _identity(header, facts.pool), _fingerprint(header, tasks)
-        if (held := await self._store.row(job)) is not None:
-            return _repeated(held, fingerprint), True
         await self._presence.check(facts.pool, "base_model")
         adapters = Adapters(self._artifacts, header.tenant_id, facts)
+        job = JobId(key, facts.pool)
         expansion = Expansion(job, sources, adapters, facts)
         return await self._admitted(job, header, fingerprint, facts.base_model, expansion, tasks)
 
@@ -88,6 +89,11 @@ class JobAdmission:
                 raise InvalidInput(f"task {index}: n {task.n} is above the limit of {self._limits.samples_per_task}")
             if task.continue_from.whole_job and len(tasks) > 1:
                 raise InvalidInput("continue_from: a whole job is continued by a job of its own")
+
+    async def _held(self, key: str) -> JobRow | None:
+        """What the key made, in whichever pool: also when what it continued has gone since."""
+        jobs = [JobId(key, facts.pool) for facts in await self._directory.pools()]
+        return next((row for row in await self._store.rows(jobs) if row is not None), None)
 
     # -- where it runs -------------------------------------------------------------------
 
@@ -125,7 +131,6 @@ class JobAdmission:
         tasks: list[pb.JobTask],
     ) -> tuple[JobRow, bool]:  # fmt: skip
         draft = await in_job_store(self._files.draft, job)
-        kept = False
         try:
             written = await self._write(draft, expansion, tasks)
             created = now_ms()
@@ -133,20 +138,31 @@ class JobAdmission:
                 str(job), header.tenant_id, base_model, header.name, created, len(written.names), fingerprint
             )
             await in_job_store(draft.publish, record)
-            new = NewJob(
-                job, header.tenant_id, fingerprint, draft.place.directory, len(written.names), header.name, base_model,
-                telemetry.current_traceparent(), created,
-            )  # fmt: skip
-            limit = self._open_tasks(header.tenant_id)
-            made, directory = await self._store.admit(new, limit, self._limits.keep_ms, written.failed)
-            kept = directory == draft.place.directory
-        finally:
-            if not kept:
-                await in_job_store(draft.discard)
-        if kept:
-            await in_job_store(self._files.mark, draft.place)
+        except BaseException:  # nothing is handled here: Redis does not know of it
+            await in_job_store(draft.discard)
+            raise
+        new = NewJob(
+            job, header.tenant_id, fingerprint, draft.place.directory, len(written.names), header.name, base_model,
+            telemetry.current_traceparent(), created,
+        )  # fmt: skip
+        made = await self._let_in(new, written.failed, draft)
         await self._store.list_for(header.tenant_id, str(job), created)
         return await self._store.owned(str(job), header.tenant_id), not made
+
+    async def _let_in(self, new: NewJob, failed: dict[int, Entry], draft: Draft) -> bool:
+        """Whether it was made now. Where Redis' answer is lost its row may name the draft, which stays then: the
+        sweeper removes it if not."""
+        try:
+            limit = self._open_tasks(new.tenant_id)
+            made, directory = await self._store.admit(new, limit, self._limits.keep_ms, failed)
+        except UserError:  # refused
+            await in_job_store(draft.discard)
+            raise
+        if directory == draft.place.directory:
+            await in_job_store(self._files.mark, draft.place)
+        else:
+            await in_job_store(draft.discard)
+        return made
 
     async def _write(self, draft: Draft, expansion: Expansion, tasks: list[pb.JobTask]) -> _Written:
         written, portion = _Written(), list[Made]()
@@ -166,9 +182,10 @@ class JobAdmission:
         return written
 
 
-def _identity(header: pb.CreateJobHeader, pool: str) -> JobId:
+def _key(header: pb.CreateJobHeader) -> str:
+    """What its id is made of, beside its pool."""
     key = header.idempotency_key
-    return JobId(key_hash("job", header.tenant_id, key) if key else uuid.uuid4().hex, pool)
+    return key_hash("job", header.tenant_id, key) if key else uuid.uuid4().hex
 
 
 def _fingerprint(header: pb.CreateJobHeader, tasks: list[pb.JobTask]) -> str:

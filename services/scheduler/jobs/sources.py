@@ -17,6 +17,8 @@ from services.scheduler.sampling.generation import Generations
 from services.scheduler.store.jobs import RECORD_BYTES, RUNS, STATES, Entry, JobRow, JobStore
 
 JOBS_SHOWN = 5
+MOST_TASKS = 100_000
+"""Of all jobs that one request continues: a few hundred bytes of memory each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +114,29 @@ class Sources:
         self._generations = generations
         self._tenant_id = tenant_id
         self._known: dict[str, Source] = {}
+        self._tasks = 0  # of these
 
     async def get(self, job_id: str) -> Source:
-        """Raises MissingResource, with the tenant's own latest jobs: also for another tenant's."""
+        """Raises MissingResource, with the tenant's own latest jobs: also for another tenant's; InvalidInput
+        for too many jobs."""
         if job_id not in self._known:
             try:
                 row = await self._store.owned(job_id, self._tenant_id)
             except MissingResource as error:
                 raise MissingResource(f"continue_from: {error.message}; {await self._candidates()}") from error
+            self._count(row)
             source = Source(self._store, self._files, self._generations, row)
             await source.open()
             self._known[job_id] = source
         return self._known[job_id]
+
+    def _count(self, row: JobRow) -> None:
+        """Raises InvalidInput."""
+        self._tasks += row.number("tasks")
+        if self._tasks > MOST_TASKS:
+            raise InvalidInput(
+                f"continue_from: the jobs it names have more than {MOST_TASKS} tasks together; continue fewer at once"
+            )
 
     async def _candidates(self) -> str:
         async for rows in self._store.of_tenant(self._tenant_id):

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from tinkermesh.v1 import types_pb2 as types
 
 from services.common import logs, telemetry
-from services.common.errors import ServerError, StaleFence, TinkermeshError, Unavailable, UserError
+from services.common.errors import ContractViolation, ServerError, StaleFence, TinkermeshError, Unavailable, UserError
 from services.common.ids import JobId
 from services.scheduler import metrics
 from services.scheduler.jobs.atomic import in_job_store
@@ -22,7 +22,7 @@ from services.scheduler.jobs.limits import JobLimits
 from services.scheduler.jobs.output import TaskOutput
 from services.scheduler.jobs.partials import Partials
 from services.scheduler.jobs.preparing import input_ids, work_of
-from services.scheduler.jobs.records import Failure, Input, Task, Usage, result_of
+from services.scheduler.jobs.records import Failure, Input, Result, Task, Usage, result_of
 from services.scheduler.jobs.trouble import Trouble
 from services.scheduler.sampling.fleet import SamplerDirectory
 from services.scheduler.sampling.generation import Generations
@@ -216,12 +216,23 @@ class TaskRun:
         failure = Failure(error.message, "user" if isinstance(error, UserError) else "server") if error else None
         state = {FAILED: "failed", CANCELLED: "cancelled", DONE: "done"}[letter]
         result = result_of(task, claim.index, state, samples, usage, failure)
-        await patiently(lambda: in_job_store(tools.files.put_result, claim.place, claim.index, claim.term, result))
+        if (lost := await self._not_put(result)) is not None:
+            letter, state, error, failure = FAILED, "failed", lost, Failure(lost.message)
         entry = Entry(letter, claim.term, usage.prompt_tokens, usage.completion_tokens, error.message if error else "")
         await patiently(lambda: tools.store.settle(claim.term, claim.job, claim.index, entry, task.n))
         self._partials.drop(output)
         metrics.job_task_settled(claim.job.pool, state, failure.category if failure else "", usage.completion_tokens)
         log.info("task %d of %s: %s", claim.index, claim.job, error.message if error else state)
+
+    async def _not_put(self, result: Result) -> TinkermeshError | None:
+        """Why the result has no file: its directory has gone. It ends all the same, or nobody could delete its job."""
+        claim, files = self._claim, self._tools.files
+        try:
+            await patiently(lambda: in_job_store(files.put_result, claim.place, claim.index, claim.term, result))
+        except ContractViolation as error:
+            log.error("the result of task %d of %s is lost: %s", claim.index, claim.job, error)
+            return error
+        return None
 
     def _verdict(self, error: TinkermeshError | None) -> tuple[str, str]:
         """Its letter, and the finish reason of samples that have none. One that was through when it was

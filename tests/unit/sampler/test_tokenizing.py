@@ -111,6 +111,14 @@ async def test_what_cannot_be_tokenized_is_named(tokenizing: Tokenizing, request
         await tokenizing.tokens(request_)
 
 
+async def test_what_is_nested_too_deeply_for_a_template_is_the_callers_error(tmp_path: Path) -> None:
+    walk = "{% macro walk(x) %}{% if x %}{{ walk(x[0]) }}{% endif %}{% endmacro %}{{ walk(deep) }}"
+    deep = json.loads("[" * 900 + "]" * 900)
+    tokenizing = Tokenizing(ModelTokenizer(model(tmp_path, walk)), 2048)
+    with pytest.raises(InvalidInput, match="chat template does not take them"):
+        await tokenizing.tokens(chat(("user", "hi"), chat_template_kwargs={"deep": deep}))
+
+
 async def test_special_tokens_are_those_that_are_not_said(tokenizing: Tokenizing) -> None:
     assert tokenizing._tokenizer.special == {0, 1}
 

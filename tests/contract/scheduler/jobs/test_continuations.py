@@ -10,6 +10,7 @@ import pytest
 from tinkermesh.v1 import jobs_pb2 as pb
 
 from services.common.errors import InvalidInput, MissingResource
+from services.scheduler.jobs import sources
 from services.scheduler.jobs.files import JobFiles
 from tests.contract.scheduler.jobs.rig import (
     ALICE,
@@ -222,3 +223,12 @@ async def test_a_foreign_adapter_is_no_way_around_inheritance_JOB_14(jobs: JobRi
     source, _ = await jobs.done(ids_task([5], 3))
     job, (result,) = await jobs.done(go_on(source, 1, lora_path=FOREIGN))
     assert job.state == "failed" and "belongs to another tenant" in result["error"]["message"]
+
+
+async def test_one_request_continues_a_bounded_number_of_tasks(jobs: JobRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MOST_TASKS", 3)
+    first, _ = await jobs.done(ids_task([5]), ids_task([6]))
+    second, _ = await jobs.done(ids_task([7]), ids_task([8]))
+    await jobs.create(go_on(first, index=0), go_on(first, index=1))
+    with pytest.raises(InvalidInput, match="more than 3 tasks together"):
+        await jobs.create(go_on(first, index=0), go_on(second, index=1))

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 from tinkermesh.v1 import jobs_pb2 as pb
+from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Busy, InvalidInput, KeyConflict, MissingResource, Unavailable
 from services.common.ids import JobId
 from services.scheduler.jobs.limits import JobLimits
 from services.scheduler.tenancy.records import Quotas
-from tests.contract.scheduler.jobs.rig import ALICE, BOB, FOREIGN, MINE, POOL, JobRig, go_on, ids_task, text_task
+from tests.contract.scheduler.jobs.rig import (
+    ALICE,
+    BASE,
+    BOB,
+    FACTS,
+    FOREIGN,
+    MINE,
+    POOL,
+    FixedDirectory,
+    JobRig,
+    go_on,
+    ids_task,
+    text_task,
+)
 from tests.doubles.eventually import eventually
 from tests.doubles.generations import long_run, text_of, tokens_of
 
@@ -58,6 +73,54 @@ async def test_a_repeat_under_its_key_finds_its_job_and_another_body_is_a_confli
     assert (await jobs.create(ids_task([5]), key="k", tenant=BOB)).job_id != made[0].job_id
     place = await jobs.place(made[0])
     assert [one for one in jobs.files.places(POOL) if one.job_id == made[0].job_id] == [place]
+
+
+class TwoPools(FixedDirectory):
+    second = types.PoolFacts(pool="second", base_model="tinkermesh/second", vocab_size=512, max_context=2048)
+
+    async def facts(self, pool: str) -> types.PoolFacts:
+        return self.second if pool == self.second.pool else FACTS
+
+    async def pools(self) -> list[types.PoolFacts]:
+        return [FACTS, self.second]
+
+
+async def test_a_key_makes_one_job_whichever_pool_a_body_names(jobs: JobRig) -> None:
+    jobs.directory = TwoPools()
+    await jobs.create(ids_task([5]), key="k", base_model=BASE)
+    with pytest.raises(KeyConflict, match="another job"):
+        await jobs.create(ids_task([5]), key="k", base_model=TwoPools.second.base_model)
+
+
+async def test_a_repeat_finds_its_job_when_what_it_continued_has_gone(jobs: JobRig) -> None:
+    source, _ = await jobs.done(ids_task([5]))
+    made = await jobs.create(go_on(source), key="k")
+    await jobs.book.delete(source.job_id, ALICE)
+    again = await jobs.create(go_on(source), key="k")
+    assert again.repeated and again.job_id == made.job_id
+
+
+async def test_a_job_whose_admission_was_not_answered_has_its_files(jobs: JobRig) -> None:
+    real, lost = jobs.store._call, [Unavailable("Redis has the write, but not on disk yet")]
+
+    async def call(name: str, *arguments: Any) -> Any:
+        answer = await real(name, *arguments)
+        if name == "job_admit" and lost:
+            raise lost.pop()
+        return answer
+
+    jobs.store._call = call  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        await jobs.create(ids_task([5], 4), key="k")
+    job, (result,) = await jobs.done(ids_task([5], 4), key="k")
+    assert job.state == "done" and result["output_ids"] == long_run([5], 4)
+
+
+async def test_a_job_that_is_refused_leaves_no_files(jobs: JobRig) -> None:
+    jobs.open_tasks = 1
+    with pytest.raises(Busy, match="job_tasks"):
+        await jobs.create(ids_task([5]), ids_task([6]))
+    assert not list((jobs.root / "jobs" / POOL).iterdir())
 
 
 async def test_a_task_that_cannot_run_fails_alone_and_its_job_says_so_JOB_13_JOB_16(jobs: JobRig) -> None:

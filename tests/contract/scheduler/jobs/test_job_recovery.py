@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from redis.asyncio import Redis
 from tinkermesh.v1 import jobs_pb2 as pb
 
 from services.common.errors import ServerError, Unavailable
@@ -245,6 +246,22 @@ async def test_a_job_whose_directory_is_gone_fails_and_stops_nobody_JOB_12(idle:
     other = await idle.create(ids_task([6], 3))
     await idle.start()
     assert (await idle.ended(other)).state == "done"
+
+
+async def test_a_task_whose_directory_goes_while_it_runs_ends_and_its_job_can_be_deleted_JOB_12(
+    jobs: JobRig, redis_client: Redis
+) -> None:
+    jobs.port.gate = asyncio.Event()
+    job = await jobs.create(ids_task([5], 3))
+    await eventually(lambda: jobs.port.requests)
+    shutil.rmtree(jobs.files.path(await jobs.place(job)))
+    jobs.port.gate.set()
+    assert (await jobs.ended(job)).state == "failed"
+    (result,) = await jobs.results(job)
+    assert "missing in the shared store" in result["error"]["message"]
+    await jobs.book.delete(job.job_id, ALICE)
+    assert await jobs.sweeper.sweep(POOL) == 1
+    assert not [key async for key in redis_client.scan_iter(match=f"*{job.job_id}*")]
 
 
 async def test_a_bug_in_jobs_begins_them_anew_and_ends_nothing_else(
