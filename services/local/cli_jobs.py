@@ -166,7 +166,7 @@ def _mesh(state_dir: Path | None, url: str) -> Iterator[GatewayClient]:
 def _tasks(file: Path) -> list[Json]:
     """Raises InvalidInput naming the line."""
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text().split("\n")  # what else splitlines() cuts at may stand in a text of JSON
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{file} cannot be read: {error}") from error
     tasks = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -62,6 +63,18 @@ async def test_eight_and_twenty_four_make_thirty_two_and_equal_one_long_run_JOB_
     }
     assert first["output_ids"] + second["output_ids"] == long["output_ids"]
     assert len(second["output_token_logprobs"]) == 10 and second["finish_reason"] == "length"
+
+
+async def test_a_result_larger_than_a_message_comes_whole(mesh: MeshProcesses, client: JobClient) -> None:
+    job = await client.create([task(2), task(2)])
+    await client.ended(job)
+    directory = next(Path(mesh.settings.store).glob(f"jobs/*/{job.split('.')[0]}.*"))
+    (file,) = directory.glob("result_0000.*.json")
+    result = json.loads(file.read_bytes())
+    result["output_text"] = "".join(f"{n:07}" for n in range(800_000))
+    file.write_text(json.dumps(result))
+    large, small = await client.results(job)
+    assert large["output_text"] == result["output_text"] and small["index"] == 1
 
 
 async def test_a_text_is_tokenized_by_the_sampler_JOB_10(client: JobClient) -> None:

@@ -403,10 +403,13 @@ class JobResultsReply(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
     next_offset: _builtins.int
     """of the last portion: the index behind the window"""
     tasks: _builtins.int
     """of the job"""
+    cut: _builtins.bool
+    """the last of `results` goes on as the first of the next message"""
     @_builtins.property
     def results(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """JSON objects"""
@@ -417,10 +420,11 @@ class JobResultsReply(_message.Message):
         results: _abc.Iterable[_builtins.bytes] | None = ...,
         next_offset: _builtins.int = ...,
         tasks: _builtins.int = ...,
+        cut: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_offset", b"next_offset", "results", b"results", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "next_offset", b"next_offset", "results", b"results", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

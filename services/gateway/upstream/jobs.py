@@ -55,7 +55,7 @@ class JobsClient:
     async def results(self, request: pb.JobResultsRequest) -> tuple[list[bytes], int, int]:
         """(JSON objects, the index behind the window, tasks of the job)."""
         parts = await self._parts(self._stub.JobResults, request)
-        return [data for part in parts for data in part.results], parts[-1].next_offset, parts[-1].tasks
+        return _whole(parts), parts[-1].next_offset, parts[-1].tasks
 
     async def watch(self, tenant: str, job_id: str, silence_seconds: float) -> AsyncIterator[pb.Job | None]:
         """The job at each change until it has ended; None after each silence. Another replica goes on for one
@@ -109,6 +109,18 @@ async def _read(call: Any, silence_seconds: float) -> AsyncIterator[pb.Job | Non
     finally:
         if reading is not None:
             reading.cancel()
+
+
+def _whole(parts: Iterable[pb.JobResultsReply]) -> list[bytes]:
+    """Results that were too large for a message are put together again."""
+    found, cut = list[bytes](), list[bytes]()
+    for part in parts:
+        for data in part.results:
+            found.append(b"".join([*cut, data]))
+            cut = []
+        if part.cut:
+            cut = [found.pop()]
+    return found
 
 
 def _named(tenant: str, job_id: str) -> pb.JobRequest:

@@ -18,6 +18,8 @@ ONE_OF = "give exactly one of prompt, input and continue_from"
 _LONGEST_NAME = 200
 _LONGEST_ID = 100
 _LONGEST_PATH = 1_000
+_LONGEST_PROMPT = 2 << 20
+"""Bytes: more than any context takes, and less than one message between the services."""
 
 
 def job_tasks(body: bodies.Job | list[bodies.JobTask], limits: Limits) -> tuple[str, str, list[pb.JobTask]]:
@@ -76,6 +78,8 @@ def _set_source(task: pb.JobTask, body: bodies.JobTask, limits: Limits) -> None:
     if body.prompt is not None:
         if not body.prompt:
             raise InvalidInput("prompt is empty; send at least one character")
+        if (size := len(body.prompt.encode())) > _LONGEST_PROMPT:
+            raise InvalidInput(f"prompt has {size} bytes, the limit is {_LONGEST_PROMPT}")
         task.prompt = body.prompt
     elif body.input is not None:
         task.input = _ids(body.input, limits)

@@ -8,7 +8,7 @@ import msgspec
 from tinkermesh.v1 import jobs_pb2 as pb
 
 from services.common.errors import ContractViolation, InvalidInput
-from services.common.frames import FRAME_BYTES
+from services.common.frames import FRAME_BYTES, frames
 from services.scheduler.jobs.atomic import in_job_store
 from services.scheduler.jobs.files import CANCELLED as CANCELLED_MARK
 from services.scheduler.jobs.files import JobFiles, Place
@@ -83,9 +83,13 @@ class JobBook:
                 reply.next_offset = index
                 yield reply
                 return
+            sent += len(data)
+            *heads, data = list(frames(data)) or [data]
+            for head in heads:
+                yield pb.JobResultsReply(results=[head], tasks=count, cut=True)
             if data:
                 reply.results.append(data)
-            sent, held = sent + len(data), held + len(data)
+            held += len(data)
         reply.next_offset = indexes.stop if len(indexes) else request.offset
         yield reply
 

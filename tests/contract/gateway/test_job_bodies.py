@@ -85,6 +85,7 @@ def test_null_is_the_base_model_and_nothing_is_inherited_JOB_05() -> None:
         ({"input": [1, -1]}, "input, position 1: -1"),
         ({"input": [1, True]}, "bool"),
         ({"prompt": ""}, "prompt is empty"),
+        ({"prompt": "é" * (1 << 20) + "a"}, "prompt has 2097153 bytes"),
         ({"prompt": "a", "n": 0}, "n must lie in"),
         ({"prompt": "a", "n": 1000}, "n must lie in"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens must lie in"),
