@@ -13,7 +13,7 @@ from tinkermesh.v1 import types_pb2 as types
 
 from services.common import telemetry
 from services.common.clock import now_ms
-from services.common.errors import InvalidInput, KeyConflict, UserError
+from services.common.errors import Busy, InvalidInput, KeyConflict, UserError
 from services.common.ids import JobId, key_hash
 from services.scheduler.jobs.adapters import Adapters
 from services.scheduler.jobs.atomic import in_job_store
@@ -69,6 +69,8 @@ class JobAdmission:
         key, fingerprint = _key(header), _fingerprint(header, tasks)
         if header.idempotency_key and (held := await self._held(key)) is not None:
             return _repeated(held, fingerprint), True
+        if await self._store.count(header.tenant_id) >= (most := self._limits.jobs_per_tenant):
+            raise Busy(f"{most} jobs are kept for you; delete some that have ended, or wait until their time is over")
         sources = Sources(self._store, self._files, self._generations, header.tenant_id)
         facts = await self._pool(header, tasks, sources)
         await self._presence.check(facts.pool, "base_model")

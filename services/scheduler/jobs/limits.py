@@ -14,6 +14,7 @@ class JobLimits:
     """Times in seconds unless named otherwise."""
 
     tasks_per_job: int = 10_000
+    jobs_per_tenant: int = 100_000  # that are kept, ended ones too: about 1 KB of Redis and a directory each
     samples_per_task: int = 64
     running_per_pool: int = 16  # tasks at once
     place_seconds: float = 60.0  # of one wait for a sampler with room

@@ -254,6 +254,11 @@ class JobStore:
             if len(names) < ROWS_PER_READ:
                 return
 
+    async def count(self, tenant_id: str) -> int:
+        """How many a tenant has, ended ones too."""
+        with reaching_redis():
+            return int(await self._redis.zcard(keys.tenant_jobs(tenant_id)))
+
     async def page(self, tenant_id: str, offset: int, limit: int) -> tuple[int, list[JobRow]]:
         """(how many a tenant has, some of them, the newest first): costs the page."""
         with reaching_redis():

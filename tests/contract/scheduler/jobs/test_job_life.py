@@ -116,6 +116,17 @@ async def test_a_job_whose_admission_was_not_answered_has_its_files(jobs: JobRig
     assert job.state == "done" and result["output_ids"] == long_run([5], 4)
 
 
+async def test_jobs_of_a_tenant_are_bounded_ended_ones_too(jobs: JobRig) -> None:
+    jobs.limits = JobLimits(jobs_per_tenant=1, flush_seconds=0.02)
+    job, _ = await jobs.done(ids_task([5]), key="k")
+    with pytest.raises(Busy, match="1 jobs are kept for you; delete some"):
+        await jobs.create(ids_task([5]))
+    assert (await jobs.create(ids_task([5]), key="k")).repeated
+    await jobs.create(ids_task([5]), tenant=BOB)
+    await jobs.book.delete(job.job_id, ALICE)
+    await jobs.create(ids_task([5]))
+
+
 async def test_a_job_that_is_refused_leaves_no_files(jobs: JobRig) -> None:
     jobs.open_tasks = 1
     with pytest.raises(Busy, match="job_tasks"):
