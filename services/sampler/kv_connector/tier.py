@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from services.common.errors import Unavailable
+from services.common.errors import CacheNotReady, Unavailable
 from services.common.telemetry import span
 from services.sampler import kv_metrics
 from services.sampler.kv_connector.block_file import BadBlock
@@ -101,7 +101,7 @@ class KvTier:
         except TimeoutError:
             missing = self._ledger.missing(sequence_id)
             first = f"; the first is {missing[0][:16]}" if missing else ""
-            raise Unavailable(
+            raise CacheNotReady(
                 f"stage kv save: {len(missing)} blocks of the prompt are not in the tier "
                 f"after {self._bounds.wait_seconds:g} s{first}; retry"
             ) from None
@@ -130,7 +130,7 @@ class KvTier:
             async with asyncio.timeout(self._bounds.wait_seconds + GRACE_SECONDS):
                 failure = await self._fetch_in_time(sequence_id, keys, held)
         except TimeoutError:
-            failure = Unavailable(
+            failure = CacheNotReady(
                 f"stage kv transfer: the tier did not answer in {self._bounds.wait_seconds:g} s; retry"
             )
         if failure is None:
@@ -178,7 +178,7 @@ class KvTier:
         return None
 
     def _missing(self, key: str, index: int, count: int) -> Unavailable:
-        return Unavailable(
+        return CacheNotReady(
             f"stage kv transfer: block {key[:16]} ({index + 1} of {count} of the prompt) is not in the tier "
             f"after {self._bounds.wait_seconds:g} s; retry the prefill leg"
         )
@@ -190,7 +190,7 @@ class KvTier:
             log.error("block %s is dropped: %s", key[:16], bad)
             with suppress(CatalogAway):
                 self._catalog.remove([key])
-        return Unavailable(f"stage kv transfer: block {key[:16]} is refused: {bad}; retry the prefill leg")
+        return CacheNotReady(f"stage kv transfer: block {key[:16]} is refused: {bad}; retry the prefill leg")
 
     # ---- in the engine's thread ---------------------------------------------------------
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from services.common.errors import Unavailable
+from services.common.errors import CacheNotReady, Unavailable
 from services.sampler import kv_metrics
 from services.sampler.kv_connector.block_store import BlockStore
 from services.sampler.kv_connector.catalog import Catalog, CatalogAway
@@ -56,7 +56,7 @@ class BlockWriter:
         """Returns at once: in the engine's thread. Beyond the bound the block's leg fails instead."""
         with self._lock:
             if self._pending + len(block.payload) > MOST_PENDING_BYTES:
-                self._fail(block, Unavailable(f"stage kv save: {self._pending >> 20} MiB wait to be written; retry"))
+                self._fail(block, CacheNotReady(f"stage kv save: {self._pending >> 20} MiB wait to be written; retry"))
                 return
             self._pending += len(block.payload)
         self._queue.put(block)
@@ -106,7 +106,7 @@ class BlockWriter:
             return self._store.write(block.key, block.payload)
         except OSError as error:
             cause = "the tier's disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
-            self._fail(block, Unavailable(f"stage kv save: block {block.key[:16]} is not written: {cause}; retry"))
+            self._fail(block, CacheNotReady(f"stage kv save: block {block.key[:16]} is not written: {cause}; retry"))
             return None
 
     def _fail(self, block: Block, cause: Unavailable) -> None:
