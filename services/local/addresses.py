@@ -14,7 +14,9 @@ from services.local.settings import LocalSettings
 
 QUIET_PORTS = range(20_000, 32_000)
 ATTEMPTS = 50
-REPLICA_STEP = 10  # further schedulers listen on 7011, 7021, ..., further trainers on 7012, ...
+REPLICA_STEP = (
+    10  # further schedulers listen on 7011, 7021, ..., further trainers on 7012, ..., the decode sampler on 7013
+)
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"
 _given: set[int] = set()
@@ -31,7 +33,8 @@ class Addresses:
     redis: str
     schedulers: tuple[str, ...]
     trainers: tuple[str, ...]
-    sampler: str
+    samplers: tuple[str, ...]
+    """In the order of LocalSettings.samplers; the first one's is kept where none runs."""
     metrics: Mapping[str, str] = field(default_factory=dict)
     """Where each service is scraped, by the name of its process."""
 
@@ -40,6 +43,10 @@ class Addresses:
         """As clients on this machine reach the gateway."""
         host, port = self.gateway.getsockname()[:2]
         return f"http://{LOOPBACK if host == EVERYWHERE else host}:{port}"
+
+    @property
+    def sampler(self) -> str:
+        return self.samplers[0]
 
 
 def reserve(settings: LocalSettings) -> Addresses:
@@ -50,7 +57,7 @@ def reserve(settings: LocalSettings) -> Addresses:
         redis=_free(settings.redis_port, "--redis-port"),
         schedulers=tuple(_free(port, "--scheduler-port") for port in _scheduler_ports(settings)),
         trainers=tuple(_free(port, "--trainer-port") for port in _trainer_ports(settings)),
-        sampler=_free(settings.sampler_port, "--sampler-port"),
+        samplers=tuple(_free(port, "--sampler-port") for port in _sampler_ports(settings)),
         metrics={name: f"{LOOPBACK}:{free_port()}" for name in _scraped(settings)} if settings.metrics else {},
     )
 
@@ -59,7 +66,7 @@ def _scraped(settings: LocalSettings) -> list[str]:
     numbered = [("gateway", settings.gateways), ("scheduler", settings.schedulers)]
     control = [f"{kind}-{number}" for kind, count in numbered for number in range(count)]
     trainers = [f"trainer{cell_suffix(str(number), '-')}" for number in range(settings.trainers)]
-    return [*control, *trainers, *(["sampler"] if settings.sampler else [])]
+    return [*control, *trainers, *settings.samplers]
 
 
 def _check_free(settings: LocalSettings) -> None:
@@ -69,7 +76,7 @@ def _check_free(settings: LocalSettings) -> None:
         (LOOPBACK, settings.redis_port, "--redis-port"),
         *((LOOPBACK, port, "--scheduler-port") for port in _scheduler_ports(settings)),
         *((LOOPBACK, port, "--trainer-port") for port in _trainer_ports(settings)),
-        (LOOPBACK, settings.sampler_port, "--sampler-port"),
+        *((LOOPBACK, port, "--sampler-port") for port in _sampler_ports(settings)),
     ]
     refused: dict[str, str] = {}
     for host, port, option in wanted:
@@ -91,6 +98,10 @@ def _scheduler_ports(settings: LocalSettings) -> list[int]:
 
 def _trainer_ports(settings: LocalSettings) -> list[int]:
     return _ports(settings.trainer_port, settings.trainers)
+
+
+def _sampler_ports(settings: LocalSettings) -> list[int]:
+    return _ports(settings.sampler_port, max(1, len(settings.samplers)))
 
 
 def _ports(first: int, count: int) -> list[int]:

@@ -73,6 +73,8 @@ def make_settings(
     **rest: int | str | bool,
 ) -> LocalSettings:
     """Fetches the default model when none is named. Raises InvalidInput, Unavailable."""
+    if rest.get("prefill_decode") and not rest.get("sampler", True):
+        raise InvalidInput("--prefill-decode: there are no samplers with --no-sampler; leave one of them out")
     directory = Path(model).expanduser() if model else default_model.ensure()
     if not (directory / "config.json").is_file():
         raise InvalidInput(f"--model: {directory} is not a model directory (no config.json)")
@@ -105,6 +107,9 @@ def up(
     max_context: Annotated[int, typer.Option(min=16, help="Tokens of one datum or prompt with its output")] = 2048,
     threads: ThreadsOption = 0,
     sampler: Annotated[bool, typer.Option(help="Run a sampler; without one the mesh only trains")] = True,
+    prefill_decode: Annotated[
+        bool, typer.Option("--prefill-decode", help="Two samplers, one for prompts and one for what follows them")
+    ] = False,
     gateways: Annotated[int, typer.Option(min=1, max=16, help="Gateway processes, all of them behind --port")] = 1,
     schedulers: Annotated[
         int, typer.Option(min=1, max=16, help="Scheduler processes, at --scheduler-port and 10, 20 ... above it")
@@ -134,7 +139,9 @@ def up(
     redis_port: Annotated[int, _port("Redis")] = 7000,
     scheduler_port: Annotated[int, _port("the first scheduler, which operators use too")] = 7001,
     trainer_port: Annotated[int, _port("the first trainer")] = 7002,
-    sampler_port: Annotated[int, _port("the sampler")] = 7003,
+    sampler_port: Annotated[
+        int, _port("the sampler, or the prefill sampler; the decode sampler listens 10 above")
+    ] = 7003,
 ) -> None:
     """Run the whole mesh on this machine until Ctrl-C, and show what points a client at it."""
     with explained():
@@ -144,6 +151,7 @@ def up(
             max_context=max_context, sampler=sampler, gateways=gateways, schedulers=schedulers, host=host, port=port,
             redis_port=redis_port, scheduler_port=scheduler_port, trainer_port=trainer_port, sampler_port=sampler_port,
             durability=durability, redis_memory=redis_memory, metrics=metrics, trainers=trainers,
+            prefill_decode=prefill_decode,
         )  # fmt: skip
         code = asyncio.run(run_mesh(settings, console))
     raise typer.Exit(code)

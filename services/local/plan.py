@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from zlib import crc32
 
 from services.common.cells import cell_suffix
 from services.local.addresses import Addresses
@@ -22,7 +23,7 @@ TRAINER_STOP_SECONDS = 75.0  # more than its own limit (60 s) for publishing the
 
 def plan(settings: LocalSettings, addresses: Addresses) -> list[ChildSpec]:
     trainers = [trainer(settings, addresses, n) for n in range(settings.trainers)]
-    samplers = [sampler(settings, addresses)] if settings.sampler else []
+    samplers = [sampler(settings, addresses, n) for n in range(len(settings.samplers))]
     return [*control_plane(settings, addresses), *trainers, *samplers]
 
 
@@ -108,9 +109,20 @@ def trainer(settings: LocalSettings, addresses: Addresses, number: int) -> Child
     return _engine(settings, addresses, "trainer", name, StopRank.TRAINER, own, stop_seconds=TRAINER_STOP_SECONDS)
 
 
-def sampler(settings: LocalSettings, addresses: Addresses) -> ChildSpec:
-    own = {"listen": addresses.sampler}
-    return _engine(settings, addresses, "sampler", "sampler", StopRank.SAMPLER, own, stop_seconds=30.0)
+def sampler(settings: LocalSettings, addresses: Addresses, number: int) -> ChildSpec:
+    name = settings.samplers[number]
+    own = {"listen": addresses.samplers[number], **(_leg(settings, addresses, name) if settings.prefill_decode else {})}
+    return _engine(settings, addresses, "sampler", name, StopRank.SAMPLER, own, stop_seconds=30.0)
+
+
+def _leg(settings: LocalSettings, addresses: Addresses, name: str) -> dict[str, object]:
+    """The seed is the same at every start on a state directory, so that the blocks of the last run are found."""
+    return {
+        "role": name.removeprefix("sampler-"),
+        "kv_directory": settings.kv_directory,
+        "kv_hash_seed": crc32(str(settings.state_dir).encode()),
+        "redis_url": f"redis://{addresses.redis}/0",
+    }
 
 
 def _engine(

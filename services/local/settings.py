@@ -32,6 +32,7 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int = 2048
     threads: int = 2
     sampler: bool = True
+    prefill_decode: bool = False  # two samplers, one for each leg, instead of one for both
     durability: Durability = "strict"  # docs/recovery.md says what each can lose
     redis_memory: int = 0  # MiB Redis may take, 0 = no limit
     metrics: bool = True  # every service is scraped at a port of its own; `metrics_targets` lists them
@@ -56,6 +57,18 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True):
     def metrics_targets(self) -> Path:
         """For Prometheus' file_sd_configs."""
         return self.state_dir / "metrics.json"
+
+    @property
+    def kv_directory(self) -> Path:
+        """Tier of cache blocks between a prefill and a decode sampler."""
+        return self.state_dir / "kv"
+
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        """Names of the sampler processes; the first one takes whole requests, too."""
+        if not self.sampler:
+            return ()
+        return ("sampler-prefill", "sampler-decode") if self.prefill_decode else ("sampler",)
 
     @property
     def run_dir(self) -> Path:

@@ -21,7 +21,13 @@ def prepare(settings: LocalSettings) -> IO[str]:
     Raises InvalidInput when another mesh runs on this directory.
     """
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # keys, weights and logs of all tenants
-    for directory in (settings.store, settings.logs, settings.run_dir, settings.state_dir / "redis"):
+    for directory in (
+        settings.store,
+        settings.logs,
+        settings.run_dir,
+        settings.kv_directory,
+        settings.state_dir / "redis",
+    ):
         directory.mkdir(parents=True, exist_ok=True)
     lock = _lock(settings.state_dir / "lock")
     keyring(settings.key_file, settings.pepper_file).add(DEFAULT_KEY, label="local default")

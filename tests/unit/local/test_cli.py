@@ -121,6 +121,13 @@ def test_alias_that_cannot_be_a_name_is_refused(tmp_path: Path, alias: str) -> N
         cli.make_settings(model=str(tmp_path), model_name="", state_dir=tmp_path, threads=1, aliases=[alias])
 
 
+def test_prefill_and_decode_without_samplers_is_refused_naming_the_options(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="--prefill-decode: there are no samplers with --no-sampler"):
+        cli.make_settings(
+            model=str(tmp_path), model_name="", state_dir=tmp_path, threads=1, prefill_decode=True, sampler=False
+        )
+
+
 def options(*path: str) -> list[Any]:
     command: Any = get_command(cli.app)
     for name in path:

@@ -14,8 +14,11 @@ from services.local import addresses, state
 from services.local.plan import plan
 from services.local.settings import LocalSettings
 from services.local.spec import ChildSpec, Stage, StopRank
+from services.sampler.settings import Settings as SamplerSettings
 from services.scheduler.settings import Settings as SchedulerSettings
 from tests.doubles.known_keys import tenant_of
+
+LEGS = ("prefill", "decode")
 
 
 def settings(tmp_path: Path, **options: object) -> LocalSettings:
@@ -90,6 +93,24 @@ def test_no_sampler_leaves_it_out_and_the_schedulers_know(tmp_path: Path) -> Non
     assert "sampler" not in specs
     variables = [specs["scheduler-0"].environment, planned(tmp_path)["scheduler-0"].environment]
     assert [from_environment(SchedulerSettings, "scheduler", found).samplers for found in variables] == [False, True]
+
+
+def test_prefill_and_decode_are_two_samplers_on_one_tier_SAMP_06(tmp_path: Path) -> None:
+    """Negative control: a sampler of both roles has no tier."""
+    chosen = settings(tmp_path, prefill_decode=True)
+    reserved = addresses.reserve(chosen)
+    with reserved.gateway:
+        specs = {spec.name: spec for spec in plan(chosen, reserved)}
+    found = [
+        from_environment(SamplerSettings, "sampler", specs[f"sampler-{role}"].environment).check() for role in LEGS
+    ]
+    assert [one.role for one in found] == list(LEGS)
+    assert found[0].listen != found[1].listen
+    (tier,) = {(one.kv_directory, one.kv_hash_seed, one.redis_url) for one in found}
+    assert tier[0] == str(chosen.kv_directory) and tier[2] == f"redis://{reserved.redis}/0"
+    assert {"sampler-prefill", "sampler-decode"} <= set(reserved.metrics) and "sampler" not in specs
+    alone = from_environment(SamplerSettings, "sampler", planned(tmp_path)["sampler"].environment)
+    assert (alone.role, alone.kv_directory) == ("both", "")
 
 
 def test_taken_port_is_refused_naming_the_option(tmp_path: Path) -> None:
