@@ -275,22 +275,27 @@ class FakeSampler(RegisteredServer, pb_grpc.SamplerServicer):
     async def _load(self, ref: types_pb2.AdapterRef) -> Loaded:
         """Raises MissingResource, InvalidInput, Busy (every place is held by adapters in use)."""
         if ref.name not in self.loaded:
-            due = self.faults.due("load_adapter")
-            await self.faults.apply_waits(due, "before")
-            if any(rule.action == "fail_user" for rule in due):
-                raise InvalidInput(f"adapter {ref.name} cannot be served: injected")
-            if any(rule.action == "fail" for rule in due):
-                raise Unavailable(f"adapter {ref.name}: stage loading: injected")
-        found = self.loaded.pop(ref.name, None)
-        if found is None:
             with metrics.adapter_load():
-                weights = int(str(published.read_state(self.store_root, ref.path)["weights"]), 16)
-                self._make_room()
-            self._engine_ids += 1
-            found = Loaded(ref, self._engine_ids, weights)
-            self.journal.write({"kind": "load_adapter", "adapter": ref.name, "path": ref.path})
-        self.loaded[ref.name] = found
+                await self._injected(ref)
+                if ref.name not in self.loaded:
+                    self.loaded[ref.name] = self._new(ref)
+        found = self.loaded[ref.name] = self.loaded.pop(ref.name)  # the last used stands last
         return found
+
+    async def _injected(self, ref: types_pb2.AdapterRef) -> None:
+        due = self.faults.due("load_adapter")
+        await self.faults.apply_waits(due, "before")
+        if any(rule.action == "fail_user" for rule in due):
+            raise InvalidInput(f"adapter {ref.name} cannot be served: injected")
+        if any(rule.action == "fail" for rule in due):
+            raise Unavailable(f"adapter {ref.name}: stage loading: injected")
+
+    def _new(self, ref: types_pb2.AdapterRef) -> Loaded:
+        weights = int(str(published.read_state(self.store_root, ref.path)["weights"]), 16)
+        self._make_room()
+        self._engine_ids += 1
+        self.journal.write({"kind": "load_adapter", "adapter": ref.name, "path": ref.path})
+        return Loaded(ref, self._engine_ids, weights)
 
     def _make_room(self) -> None:
         if len(self.loaded) < self.max_adapters:

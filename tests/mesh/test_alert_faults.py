@@ -21,10 +21,11 @@ from tests.doubles.small_disk import full, small_disk
 from tests.doubles.wire_client import Json, WireClient, batch
 from tests.mesh.alerting import FAULT_SECONDS, seen, silent, watched
 from tests.mesh.busy import submitted
-from tests.mesh.main_path import adam, base_sampler, created, done, outcome, sample
+from tests.mesh.main_path import adam, base_sampler, created, done, outcome, sample, saved, snapshot_sampler
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(280)]
 POISON_LENGTH = 11
+REFUSED = 8
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,23 @@ async def test_a_sampler_with_nearly_all_it_takes_is_told(
     await on(server, "TinkermeshSamplersFull")
     mesh.inject("sampler", [])
     await off(server, "TinkermeshSamplersFull")
+
+
+async def test_adapters_that_are_not_loaded_are_told_and_no_sample_of_them_hangs(
+    mesh: MeshProcesses, server: Prometheus, client: WireClient
+) -> None:
+    session = await client.session()
+    path = await saved(client, await created(client, session), 1, "stalled", "save_weights_for_sampler")
+    mesh.kill("sampler")  # the next one has loaded nothing
+    await off(server, "TinkermeshAdapterStall")
+    mesh.inject("sampler", [{"kind": "load_adapter", "action": "fail_user", "times": 0}])
+    sampler = await snapshot_sampler(client, session, path)
+    failed = [await outcome(client, "/asample", sample(sampler, number)) for number in range(1, REFUSED + 1)]
+    assert all("cannot be served" in one["error"] for one in failed)
+    await on(server, "TinkermeshAdapterStall")
+    mesh.inject("sampler", [])
+    await done(client, "/asample", sample(sampler, REFUSED + 1))
+    await off(server, "TinkermeshAdapterStall")
 
 
 def test_a_redis_whose_memory_is_nearly_at_the_mark_is_told(mesh: MeshProcesses, server: Prometheus) -> None:
