@@ -251,8 +251,6 @@ class PoolRun:
             return
         metrics.sample_retries.labels(self._pool, retry.verdict.name.lower()).inc()
         if retry.verdict is Verdict.ELSEWHERE:
-            if spot.prefill is None:  # else its leg knows which one is away
-                spot.link.suspect()
             waiting.lost_on.add(spot.link.incarnation)
         troubled = waiting.trouble(self._now())
         log.warning("sample on %s at stage %s: %s", spot.sampler_ids, retry.stage, retry.reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from services.scheduler.sampling.collecting import collected
 from services.scheduler.sampling.flight import Flight
 from services.scheduler.sampling.legs import is_whole
 from services.scheduler.sampling.limits import SamplingLimits
+from services.scheduler.sampling.link import SamplerLink
 from services.scheduler.sampling.loading import all_loaded, loaded
 from services.scheduler.sampling.outcome import Verdict, checked, of_error, verdict
 from services.scheduler.sampling.recording import records
@@ -61,8 +63,7 @@ async def _attempt(waiting: Waiting, flight: Flight, body: types.SampleBody, lim
     whole = flight.spot.prefill is None or is_whole(body)
     links = [flight.spot.prompt_link] if whole else flight.spot.links
     try:
-        for error in (await all_loaded(links, sample.adapter, _end(limits))).values():
-            raise error
+        await _load(links, sample.adapter, limits)
         stage = "sample"
         # The tenant as salt: no tenant learns from cache hits what others prompted.
         request = pb.SampleRequest(
@@ -76,7 +77,19 @@ async def _attempt(waiting: Waiting, flight: Flight, body: types.SampleBody, lim
         for link in links:
             link.forget(waiting.adapter_name)
         kind = verdict(error)
+        if whole and kind is Verdict.ELSEWHERE:
+            links[0].suspect()
         return Served(of_error(stage, error), []) if kind is Verdict.FAIL else Retry(kind, stage, error)
+
+
+async def _load(links: Sequence[SamplerLink], adapter: types.AdapterRef | None, limits: SamplingLimits) -> None:
+    """Raises what one of them said. Who is away is sent nothing for a moment: else the sample would be back at once."""
+    failed = await all_loaded(links, adapter, _end(limits))
+    for link, error in failed.items():
+        if verdict(error) is Verdict.ELSEWHERE:
+            link.suspect()
+    for error in failed.values():
+        raise error
 
 
 async def _whole(
