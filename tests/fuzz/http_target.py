@@ -18,6 +18,7 @@ from starlette.routing import Route
 from services.common.keyring import Keyring, load_pepper
 from services.gateway.settings import Settings
 from tests.contract.gateway.conftest import running
+from tests.contract.gateway.fake_jobs import JOB_ID
 from tests.contract.gateway.fake_scheduler import FakeScheduler
 from tests.contract.gateway.test_fuzz import good_bodies, openai_bodies
 from tests.contract.gateway.wire_forms import to_protobuf, to_zstd
@@ -35,7 +36,11 @@ IN_PATHS = {
     "kind": "weights",
     "name": "x",
     "checkpoint_id": "weights/x",
+    "job_id": JOB_ID,
 }
+
+
+_CONTINUED = {"continue_from": {"job_id": JOB_ID, "index": 0, "sample_index": 0}, "lora_path": None, "temperature": 0}
 
 
 @contextmanager
@@ -118,10 +123,12 @@ class _Driver:
         self._scheduler.rows.clear()
         self._scheduler.requests.clear()
         self._scheduler.completions.asked.clear()
+        self._scheduler.jobs.tasks.clear()
 
     def seeds(self, session: str, model: str, sampler: str) -> Iterator[bytes]:
         known = {f"/api/v1/{name}": body for name, body in good_bodies(session, model, sampler).items()}
         known |= {f"/oai/api/v1/{name}": body for name, body in openai_bodies().items()}
+        known["/v1/control/jobs"] = {"tasks": [{"prompt": "a", "stop": ["b"]}, {"input": [1, 2]}, _CONTINUED]}
         for number, path in enumerate(self._routes):
             yield bytes((number, 0)) + msgspec.json.encode(known.get(path, {}))
         batch = self._routes.index("/api/v1/forward_backward")

@@ -15,6 +15,7 @@ from tinkermesh.v1 import types_pb2 as types
 from tinkermesh.v1.catalog_pb2_grpc import add_CatalogServicer_to_server
 from tinkermesh.v1.completions_pb2_grpc import add_CompletionsServicer_to_server
 from tinkermesh.v1.console_pb2_grpc import add_ConsoleServicer_to_server
+from tinkermesh.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from tinkermesh.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from tinkermesh.v1.tenants_pb2_grpc import add_TenantsServicer_to_server
 
@@ -35,6 +36,7 @@ from tests.contract.gateway.belongings import Belongings
 from tests.contract.gateway.fake_catalog import FakeCatalog
 from tests.contract.gateway.fake_completions import FakeCompletions
 from tests.contract.gateway.fake_console import FakeConsole
+from tests.contract.gateway.fake_jobs import FakeJobs
 from tests.contract.gateway.fake_tenants import FakeTenants
 from tests.contract.gateway.made_up_results import outcome
 from tests.contract.gateway.submitted import BASE_MODEL, Submitted
@@ -58,6 +60,7 @@ class FakeScheduler(Belongings, SchedulerServicer):
         self.catalog = FakeCatalog(self)
         self.completions = FakeCompletions(self)
         self.console = FakeConsole(self)
+        self.jobs = FakeJobs()
         self.port = 0
         self.tenants = FakeTenants()
         self._server: GrpcServer | None = None
@@ -78,6 +81,7 @@ class FakeScheduler(Belongings, SchedulerServicer):
         add_CatalogServicer_to_server(self.catalog, self._server.server)
         add_CompletionsServicer_to_server(self.completions, self._server.server)
         add_ConsoleServicer_to_server(self.console, self._server.server)
+        add_JobsServicer_to_server(self.jobs, self._server.server)
         add_TenantsServicer_to_server(self.tenants, self._server.server)
         self.port = await self._server.start(address)
         return self.port

@@ -98,7 +98,8 @@ def test_a_second_target_of_weight_zero_changes_nothing(engine: MegatronEngine) 
     (plain,) = engine.run_pass(on_slot(0, one), CROSS_ENTROPY, backward=True)
     (padded,) = engine.run_pass(on_slot(1, wide), CROSS_ENTROPY, backward=True)
     assert np.array_equal(plain.logprobs[:, 0], padded.logprobs[:, 0])
-    assert plain.loss == padded.loss
+    # The zeros between its terms: with wide vectors the same sum is added in another order.
+    assert plain.loss == pytest.approx(padded.loss, rel=3e-7)
     left, right = engine.window_gradients(0), engine.window_gradients(1)
     assert max(float((left[n] - right[n]).norm() / (left[n].norm() + 1e-12)) for n in left) < 1e-6
 
