@@ -325,8 +325,9 @@ def test_everything_can_be_done_with_the_keyboard(page: Page, console_mesh: Mesh
         walked.append(console.focused())
         assert console.focus_is_visible(), walked
     assert walked == WALK
+    page.until(f"{DRAWN} !== ''")
     page.press("ArrowRight")
-    assert page.text("#readout").startswith("Step ")
+    page.until("document.getElementById('readout').textContent.startsWith('Step ')")
     for _ in range(3):
         page.press("Tab", shift=True)  # back to the list
     assert console.focused() == "runs"
