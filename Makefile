@@ -13,6 +13,7 @@
 #   make chart-test  the Helm chart with helm 3, helm 4 and all validators
 #   make kube-test   the chart's releases against a real Kubernetes API server
 #   make images      container images of the services, with docker, podman or buildah
+#   make prefill-decode  a real prefill and a real decode sampler under a whole mesh, killed; six minutes
 #   make bench       measure everything that docs/performance.md quotes
 
 PYTHON ?= python3
@@ -25,7 +26,7 @@ PYTEST_ARGS ?=
 
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help install up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos soak sdk-venvs sdk-matrix cookbook chart-helm prometheus alerts chart-test images podman-test kube-server kube-test clean
+.PHONY: help install prefill-decode up demo demo-two-tenants test test-fast numbers lint protos protos-check locks bench fuzz redis chaos soak sdk-venvs sdk-matrix cookbook chart-helm prometheus alerts chart-test images podman-test kube-server kube-test clean
 
 help:
 	@sed -n 's/^#  *make/make/p' Makefile
@@ -73,6 +74,10 @@ sdk-venvs: install
 sdk-matrix: install
 	$(BIN)/python tools/sdk_venv.py 0.26.2 0.30.4 0.34.0
 	TINKERMESH_TEST_WHOLE_MATRIX=1 $(BIN)/python -m pytest -v tests/mesh/test_sdk_scenario.py tests/contract/sdk
+
+# Five starts of an engine: too many for `make test`, which compares one pair with one mixed engine.
+prefill-decode: install
+	$(BIN)/python -m pytest -v -m legs tests/e2e/test_prefill_decode_mesh.py
 
 # Recipes of tinker-cookbook, unmodified, against real local meshes: about a quarter of an hour.
 cookbook: install

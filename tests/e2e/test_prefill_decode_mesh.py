@@ -18,7 +18,7 @@ from tests.doubles.eventually import until
 from tests.doubles.job_client import JobClient, Json
 from tests.e2e.pd_mesh import DECODE, PREFILL, READY_SECONDS, PdMesh, running_pd_mesh, snapshot
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.legs, pytest.mark.timeout(900)]
 
 PROMPT = list(range(40, 111))
 """Two whole cache blocks of 32 and a part of one."""
