@@ -242,8 +242,9 @@ async def test_a_stop_ends_streams_as_it_ends_samples(model: Path) -> None:
         await asyncio.wait_for(running.task, 10)
 
 
-async def test_its_role_is_registered_and_described(model: Path, registry: Registry) -> None:
-    settings = settings_for(model, schedulers=f"127.0.0.1:{registry.server.port}", role="prefill")
+async def test_its_role_is_registered_and_described(model: Path, registry: Registry, tmp_path: Path) -> None:
+    tier = {"kv_directory": str(tmp_path / "tier"), "kv_hash_seed": "7"}
+    settings = settings_for(model, schedulers=f"127.0.0.1:{registry.server.port}", role="prefill", **tier)
     async with Running(settings) as running:
         await eventually(lambda: bool(registry.seen))
         assert (await running.stub.Describe(pb.DescribeSamplerRequest())).role == "prefill"
