@@ -30,19 +30,26 @@ class Trouble:
         """Seconds to wait before the next attempt. Raises the error that ends the task.
 
         `lives`: incarnations of the samplers that had it. A sampler that is away refuses at once and again, which
-        says nothing of the task; one that took several samplers with it may be the cause.
+        says nothing of the task; one that took several samplers with it may be the cause. Nor does no room say
+        anything of it: a task waits for others however long they take, as it does in the queue.
         """
         if isinstance(error, UserError) and not isinstance(error, Busy):
             raise error
+        self._attempts += 1
+        if isinstance(error, Busy):
+            self._since = 0.0
+        else:
+            self._count(error, lives)
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._attempts - 1, 10))
+
+    def _count(self, error: TinkermeshError, lives: Collection[str]) -> None:
         now = self._clock()
         self._since = self._since or now
-        self._attempts += 1
         if isinstance(error, Unavailable):
             self._lost_on.update(lives)
-        elif not isinstance(error, Busy):
+        else:
             self._broken += 1
         self._check(error, now - self._since)
-        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._attempts - 1, 10))
 
     def _check(self, error: TinkermeshError, seconds: float) -> None:
         if len(self._lost_on) >= self._limits.losses:

@@ -64,9 +64,18 @@ def test_a_new_token_forgets_all_of_it(trouble: Trouble) -> None:
         trouble.forget()
 
 
-def test_no_room_is_waited_for(trouble: Trouble, clock: Clock) -> None:
+def test_no_room_is_waited_for_however_long_others_take(trouble: Trouble, clock: Clock) -> None:
     for _ in range(50):
-        trouble.judge(Busy("no room"))
+        clock.now += LIMITS.trouble_seconds
+        assert trouble.judge(Busy("no room")) <= LONGEST_PAUSE
+
+
+def test_a_mesh_that_was_only_full_meanwhile_is_no_mesh_that_was_away(trouble: Trouble, clock: Clock) -> None:
+    trouble.judge(Unavailable("gone"))
+    clock.now += LIMITS.trouble_seconds
+    trouble.judge(Busy("no room"))
+    clock.now += 1
+    trouble.judge(Unavailable("gone"))
     clock.now += LIMITS.trouble_seconds + 1
-    with pytest.raises(ServerError, match="no room"):
-        trouble.judge(Busy("no room"))
+    with pytest.raises(ServerError, match="gone"):
+        trouble.judge(Unavailable("gone"))
