@@ -76,7 +76,7 @@ def test_a_missing_field_would_be_seen() -> None:
 
 def test_the_page_says_the_real_bounds_JOB_17() -> None:
     assert f"at most {SCHEDULER.job_tasks:,} tasks" in PAGE and JobLimits().tasks_per_job == SCHEDULER.job_tasks
-    assert f"{SCHEDULER.quota_job_tasks:,} open ones per pool" in PAGE
+    assert f"{SCHEDULER.quota_job_tasks:,} open tasks per pool" in PAGE
     assert SCHEDULER.job_running_tasks == JobLimits().running_per_pool == 16 and "Sixteen tasks of a pool" in PAGE
     assert f"({SCHEDULER.job_retention_seconds / 86_400:.0f} days)" in PAGE
     assert SCHEDULER.sampler_wait_seconds == 300.0 and "no sampler for five minutes" in PAGE
