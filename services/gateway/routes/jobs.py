@@ -42,7 +42,7 @@ def routes(gateway: Gateway) -> list[Route]:
     return [
         route("/jobs", create_job),
         route("/jobs", list_jobs, ("GET",)),
-        route("/jobs/{job_id}", get_job, ("GET",)),
+        route("/jobs/{job_id}", get_job, ("GET",), begins_trace=False),  # polled
         route("/jobs/{job_id}", delete_job, ("DELETE",)),
         route("/jobs/{job_id}/cancel", cancel_job),
         route("/jobs/{job_id}/results", job_results, ("GET",)),
