@@ -127,8 +127,10 @@ kube-server: install
 kube-test: chart-helm
 	$(BIN)/python -m pytest -v -m kube tests/kube $(PYTEST_ARGS)
 
+# WORKERS=0 runs the tests in one process, as a debugger wants them.
+WORKERS ?= 2
 test: lint protos-check sdk-venvs chart-helm prometheus
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Everything that starts neither vLLM nor Megatron processes.
 test-fast: install

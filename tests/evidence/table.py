@@ -44,7 +44,7 @@ class Measurements:
         """Raises AssertionError above `within`, or when a control (``what_was_broken=number``) is not above it."""
         assert controls, "a tolerance that nothing breaks shows nothing"
         for name, control in controls.items():
-            self.rows.append(Row(claim, subject, measured, within, name.replace("_", " "), control))
+            self.rows.append(Row(claim, subject, float(measured), within, name.replace("_", " "), float(control)))
         assert measured <= within, f"{claim.value}: {subject}: {measured:.3g} > {within:g}"
         for name, control in controls.items():
             assert control > within, (
