@@ -19,6 +19,7 @@ from services.scheduler.store.functions import Functions
 from services.scheduler.store.libraries import LibraryShelf
 from services.scheduler.store.notices import Notices
 from services.scheduler.store.payloads import FileBlobs
+from services.scheduler.waking import wait_at_most
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +58,7 @@ class RedisKeeper:
         """Until cancelled. Raises InvalidInput when a newer release has taken this Redis over."""
         self._reconnected.clear()
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_SECONDS):
-                    await self._reconnected.wait()
+            await wait_at_most(self._reconnected, BEAT_SECONDS)
             try:
                 await self._look()
             except Unavailable as error:

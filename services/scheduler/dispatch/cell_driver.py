@@ -24,6 +24,7 @@ from services.scheduler.dispatch.placement import serving
 from services.scheduler.dispatch.running import Running
 from services.scheduler.ports import CellTrainer, SnapshotSink, TrainerDirectory
 from services.scheduler.store.cells import Which
+from services.scheduler.waking import wait_at_most
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class CellDriver:
                     await self._drive(trainer)
                 else:
                     await self._without_trainer()
-                    await self._woken(IDLE_SECONDS)
+                    await wait_at_most(self.wake, IDLE_SECONDS)
             except TrainerLost as lost:
                 log.warning("pool %s, cell %s: trainer incarnation %s is gone", self._pool, self._cell, lost)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -169,11 +170,11 @@ class CellDriver:
             pause = await self._turn(cell, here, woken=woken)
             woken = False
             if pause is None:
-                woken = await self._woken(IDLE_SECONDS)
+                woken = await wait_at_most(self.wake, IDLE_SECONDS)
                 if not woken:
                     await cell.rest()
             elif pause:
-                await self._woken(pause)
+                await wait_at_most(self.wake, pause)
 
     async def _turn(self, cell: Cell, here: CellTrainer, *, woken: bool) -> float | None:
         if here.serving is not None:
@@ -184,14 +185,6 @@ class CellDriver:
             await self._move("all")
             return await cell.leave()
         return None
-
-    async def _woken(self, seconds: float) -> bool:
-        """False: nobody called for `seconds`."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self.wake.wait()
-        except TimeoutError:
-            return False
 
     # ---- its models go elsewhere -----------------------------------------------------------
 

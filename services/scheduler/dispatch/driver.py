@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from services.scheduler.dispatch.cell_driver import IDLE_SECONDS, CellDriver, Driving, Place
 from services.scheduler.dispatch.running import Running
 from services.scheduler.dispatch.tasks import end_tasks
+from services.scheduler.waking import wait_at_most
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Driver:
                 for cell in await self._cells(pool):
                     if cell not in tasks:
                         tasks[cell] = self._start(Place(pool, cell, term), changed)
-                await _for_a_while(changed)
+                await wait_at_most(changed, IDLE_SECONDS)
                 _raise_first(tasks.values())
             await asyncio.gather(*tasks.values())
         finally:
@@ -91,14 +92,6 @@ class Driver:
             if await self._parts.cells.forget(pool, term, name):
                 log.info("pool %s: cell %s is gone", pool, name)
                 await end_tasks([tasks.pop(name)])
-
-
-async def _for_a_while(event: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(IDLE_SECONDS):
-            await event.wait()
-    except TimeoutError:
-        return
 
 
 def _raise_first(tasks: Iterable[asyncio.Task[None]]) -> None:

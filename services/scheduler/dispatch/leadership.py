@@ -12,6 +12,7 @@ from services.scheduler import metrics
 from services.scheduler.dispatch.tasks import end_tasks
 from services.scheduler.ports import LeaderTask
 from services.scheduler.store.leases import LeaseStore
+from services.scheduler.waking import wait_at_most
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +68,7 @@ class Leadership:
 
     async def _wait(self, pool: str, seconds: float) -> None:
         self._wakes[pool].clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wakes[pool].wait()
-        except TimeoutError:
-            return
+        await wait_at_most(self._wakes[pool], seconds)
 
     async def _lead(self, pool: str, term: int) -> None:
         log.info("pool %s: leading term %d", pool, term)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from services.scheduler.waking import wait_at_most
+
 
 class Running:
     def __init__(self) -> None:
@@ -23,8 +25,4 @@ class Running:
 
     async def idle(self, seconds: float) -> bool:
         """Whether everything has ended within `seconds`."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._idle.wait()
-        except TimeoutError:
-            return False
+        return await wait_at_most(self._idle, seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from services.scheduler.ports import Admission, ModelBook
 from services.scheduler.store import keys
 from services.scheduler.store.leases import LeaseStore
 from services.scheduler.store.outages import reaching_redis
+from services.scheduler.waking import wait_at_most
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +63,7 @@ class Training:
             await self._discover()
             for task in [task for task in self._campaigns.values() if task.done()]:
                 task.result()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DISCOVER_SECONDS):
-                    await self._stopped.wait()
+            await wait_at_most(self._stopped, DISCOVER_SECONDS)
 
     async def _discover(self) -> None:
         try:

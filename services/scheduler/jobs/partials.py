@@ -10,6 +10,7 @@ from services.common.errors import Unavailable
 from services.scheduler.jobs.limits import FLUSH_TOKENS
 from services.scheduler.jobs.output import TaskOutput
 from services.scheduler.store.jobs import Growth, JobStore
+from services.scheduler.waking import wait_at_most
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +40,13 @@ class Partials:
     async def run(self) -> None:
         """Until cancelled; what cannot be saved now is saved later. Raises StaleFence."""
         while True:
-            await self._pause()
+            await wait_at_most(self._many, self._period)
+            self._many.clear()
             try:
                 await self.save()
             except Unavailable as error:
                 log.warning("pool %s: partial outputs wait to be saved: %s", self._pool, error)
                 await asyncio.sleep(self._period)
-
-    async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(self._period):
-                await self._many.wait()
-        except TimeoutError:
-            return
-        finally:
-            self._many.clear()
 
     async def save(self) -> None:
         """Everything there is now. Raises Unavailable, StaleFence."""

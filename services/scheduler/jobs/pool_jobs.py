@@ -17,6 +17,7 @@ from services.scheduler.jobs.restoring import restore
 from services.scheduler.jobs.task_run import Claim, TaskRun, Throttled, Tools, patiently
 from services.scheduler.sampling.turns import Turns
 from services.scheduler.store.jobs import JobRow
+from services.scheduler.waking import wait_at_most
 
 log = logging.getLogger(__name__)
 
@@ -84,17 +85,9 @@ class PoolJobs:
                 self._stale = error
             except Unavailable as error:
                 log.warning("pool %s: jobs wait: %s", self._pool, error)
-            await self._next()
-        log.info("pool %s: another replica runs jobs: %s", self._pool, self._stale)
-
-    async def _next(self) -> None:
-        try:
-            async with asyncio.timeout(TICK_SECONDS if len(self._turns) else IDLE_SECONDS):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-        finally:
+            await wait_at_most(self._wake, TICK_SECONDS if len(self._turns) else IDLE_SECONDS)
             self._wake.clear()
+        log.info("pool %s: another replica runs jobs: %s", self._pool, self._stale)
 
     # -- which jobs there are ------------------------------------------------------------
 

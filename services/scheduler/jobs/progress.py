@@ -11,6 +11,7 @@ from tinkermesh.v1 import jobs_pb2 as pb
 from services.common.errors import Busy
 from services.scheduler.jobs.book import JobBook
 from services.scheduler.store.notices import Notices
+from services.scheduler.waking import wait_at_most
 
 REREAD_SECONDS = 5.0
 PAUSE_SECONDS = 0.2
@@ -69,10 +70,5 @@ class JobProgress:
 async def _changed(wake: asyncio.Event) -> None:
     """At most a few looks a second, however fast its tasks settle."""
     await asyncio.sleep(PAUSE_SECONDS)
-    try:
-        async with asyncio.timeout(REREAD_SECONDS):
-            await wake.wait()
-    except TimeoutError:
-        return
-    finally:
-        wake.clear()
+    await wait_at_most(wake, REREAD_SECONDS)
+    wake.clear()

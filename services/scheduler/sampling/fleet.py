@@ -13,6 +13,7 @@ from tinkermesh.v1 import types_pb2 as types
 from services.common.errors import TinkermeshError
 from services.scheduler.sampling.link import SamplerLink
 from services.scheduler.sampling.pairing import problems
+from services.scheduler.waking import wait_at_most
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +65,7 @@ class Fleet:
     async def change(self, seconds: float) -> None:
         """Until a sampler got room here, at most `seconds`; nothing that happens after the call began is missed."""
         self._freed.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._freed.wait()
-        except TimeoutError:
-            return
+        await wait_at_most(self._freed, seconds)
 
     async def push(self, pool: str, adapter: types.AdapterRef) -> None:
         """Asks every live sampler of `pool` to load a freshly published version, in the background.

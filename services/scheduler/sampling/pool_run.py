@@ -28,6 +28,7 @@ from services.scheduler.sampling.turns import Turns
 from services.scheduler.sampling.waiting import Waiting
 from services.scheduler.store.sampling import SamplingStore
 from services.scheduler.tenancy.records import DEFAULT_WEIGHT, tenant_class
+from services.scheduler.waking import wait_at_most
 
 log = logging.getLogger(__name__)
 
@@ -117,15 +118,7 @@ class PoolRun:
                 return
             except Unavailable as error:
                 log.warning("pool %s: samples wait: %s", self._pool, error)
-            await self._next()
-
-    async def _next(self) -> None:
-        try:
-            async with asyncio.timeout(TICK_SECONDS if len(self._turns) else IDLE_SECONDS):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-        finally:
+            await wait_at_most(self._wake, TICK_SECONDS if len(self._turns) else IDLE_SECONDS)
             self._wake.clear()
 
     # -- what waits ----------------------------------------------------------------------
