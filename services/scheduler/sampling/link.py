@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 SUSPECT_SECONDS = 1.0
 ABORT_SECONDS = 5.0
-LIST_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
 DESCRIBE_SECONDS = 2.0
 IN_FLIGHT_PER_RUNNING = 2
 GRACE_SECONDS = 5.0
@@ -144,20 +144,12 @@ class SamplerLink:
 
     async def tokenize(self, request: pb.TokenizeRequest, seconds: float) -> bytes:
         """int32 little-endian. Raises the sampler's error, Unavailable past `seconds`."""
-        try:
-            with self._open_or_away():
-                reply: pb.TokenizeReply = await self._stub.Tokenize(request, timeout=seconds)
-        except grpc.aio.AioRpcError as error:
-            raise self._told(error) from error
+        reply: pb.TokenizeReply = await self._ask(self._stub.Tokenize, request, seconds)
         return reply.tokens
 
     async def pieces(self, tokens: bytes, seconds: float) -> list[bytes]:
         """One per token (int32 little-endian). Raises the sampler's error, Unavailable past `seconds`."""
-        try:
-            with self._open_or_away():
-                reply: pb.PiecesReply = await self._stub.Pieces(pb.PiecesRequest(tokens=tokens), timeout=seconds)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+        reply: pb.PiecesReply = await self._ask(self._stub.Pieces, pb.PiecesRequest(tokens=tokens), seconds)
         return list(reply.pieces)
 
     def look(self) -> None:
@@ -175,25 +167,13 @@ class SamplerLink:
 
     async def describe(self) -> pb.SamplerDescription:
         """Raises its error, Unavailable."""
-        try:
-            with self._open_or_away():
-                told: pb.SamplerDescription = await self._stub.Describe(
-                    pb.DescribeSamplerRequest(), timeout=DESCRIBE_SECONDS
-                )
-        except grpc.aio.AioRpcError as error:
-            raise self._told(error) from error
-        return told
+        told = await self._ask(self._stub.Describe, pb.DescribeSamplerRequest(), DESCRIBE_SECONDS)
+        return cast("pb.SamplerDescription", told)
 
     async def unload(self, name: str) -> bool:
         """False = it was not loaded. Raises InUse, Unavailable."""
         self.forget(name)
-        try:
-            with self._open_or_away():
-                reply: pb.UnloadAdapterReply = await self._stub.UnloadAdapter(
-                    pb.UnloadAdapterRequest(name=name), timeout=LIST_SECONDS
-                )
-        except grpc.aio.AioRpcError as error:
-            raise self._told(error) from error
+        reply: pb.UnloadAdapterReply = await self._ask(self._stub.UnloadAdapter, pb.UnloadAdapterRequest(name=name))
         return reply.was_loaded
 
     async def abort(self, request_id: str) -> None:
@@ -205,27 +185,27 @@ class SamplerLink:
 
     async def adapters(self) -> Sequence[pb.LoadedAdapter]:
         """Those resident now, as the sampler says. Raises its error, Unavailable."""
-        reply: pb.ListAdaptersReply = await self._briefly(self._stub.ListAdapters, pb.ListAdaptersRequest())
+        reply: pb.ListAdaptersReply = await self._ask(self._stub.ListAdapters, pb.ListAdaptersRequest())
         return reply.adapters
 
     async def tier_status(self) -> pb.TierStatusReply:
         """Raises its error, Unavailable."""
-        return cast("pb.TierStatusReply", await self._briefly(self._stub.TierStatus, pb.TierStatusRequest()))
+        return cast("pb.TierStatusReply", await self._ask(self._stub.TierStatus, pb.TierStatusRequest()))
 
     async def invalidate_blocks(self, request: pb.InvalidateBlocksRequest) -> int:
         """Blocks dropped. Raises its error, Unavailable."""
-        reply: pb.InvalidateBlocksReply = await self._briefly(self._stub.InvalidateBlocks, request)
+        reply: pb.InvalidateBlocksReply = await self._ask(self._stub.InvalidateBlocks, request)
         return reply.dropped
 
-    async def _briefly(self, call: Any, request: Any) -> Any:
-        """Raises its error, Unavailable past LIST_SECONDS."""
+    async def _ask(self, call: Any, request: Any, seconds: float = ANSWER_SECONDS) -> Any:
+        """Raises its error, Unavailable when it is away or past `seconds`."""
         try:
             with self._open_or_away():
-                return await call(request, timeout=LIST_SECONDS)
+                return await call(request, timeout=seconds)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise Unavailable(f"sampler {self.sampler_id} did not answer within {LIST_SECONDS:g} s") from error
-            raise from_rpc_error(error) from error
+                raise Unavailable(f"{self.named} did not answer within {seconds:g} s") from error
+            raise self._told(error) from error
 
     def forget(self, adapter: str) -> None:
         """The sampler may have evicted it: the next use loads explicitly."""
