@@ -93,7 +93,12 @@ class Attempt:
     async def _stream(self, numbers: Sequence[int], request: pb.SampleStreamRequest) -> None:
         body = request.sample.body
         wanted = Wanted(
-            self._work.job.pool, self._work.tenant_id, self._work.task.adapter, len(numbers), body.prompt_tokens
+            self._work.job.pool,
+            self._work.tenant_id,
+            self._work.task.adapter,
+            len(numbers),
+            body.prompt_tokens,
+            batch=True,
         )
         async with self._generations.place(wanted, self._limits.place_seconds) as generation:
             live = await self._samplers.samplers(self._work.job.pool)

@@ -134,8 +134,8 @@ class PoolJobs:
     def _place(self) -> None:
         room = self._tools.limits.running_per_pool
         while len(self._tasks) < room and (job := self._turns.peek()) is not None:
-            if self._interactive(self._pool):
-                return
+            if self._tasks and self._interactive(self._pool):
+                return  # one at a time goes on: samples may wait for as long as there are any
             self._turns.take()
             if not job.waits:  # cancelled while it stood in line
                 self._forget_if_over(job)

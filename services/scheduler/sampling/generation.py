@@ -23,6 +23,8 @@ class Wanted:
     """int32 little-endian: its prefix decides which sampler has it cached."""
     affinity: str = ""
     """Requests with one key (a sampling session, a conversation) go to one sampler while it has room."""
+    batch: bool = False
+    """Nobody waits for it: it stands in a line of its own, and yields to samples for a while."""
     at_once: bool = True
     """False: the caller shows nothing before the end, so chunks come then, and whatever breaks may begin anew."""
 

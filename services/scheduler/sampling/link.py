@@ -26,6 +26,7 @@ ABORT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 DESCRIBE_SECONDS = 2.0
 IN_FLIGHT_PER_RUNNING = 2
+RESERVE_PART = 8
 GRACE_SECONDS = 5.0
 """Behind the own bound of a stream, which names the stage, comes the transport's."""
 
@@ -72,6 +73,11 @@ class SamplerLink:
     def capacity(self) -> int:
         """Sequences in flight; one sample at a time until a suspect has answered again."""
         return 1 if self._on_probation else self._capacity
+
+    @property
+    def reserve(self) -> int:
+        """Sequences beyond its capacity, for requests that somebody waits for; a suspect has none."""
+        return 0 if self._on_probation else max(1, self._capacity // RESERVE_PART)
 
     @property
     def usable(self) -> bool:

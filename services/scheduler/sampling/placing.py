@@ -25,15 +25,23 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN_SECONDS = 0.25
 """Others give room back too, and suspects return: nobody tells."""
 
+BATCH_PATIENCE_SECONDS = 10.0
+"""So long batch work finds only the room that samples leave; then it may use the reserve too."""
+
 
 class Placements:
-    """Implements generation.Generations. Those who wait for room in a pool are served in their order."""
+    """Implements generation.Generations. Those who wait for room in a pool are served in their order, batch work in
+    another line.
+
+    Samples fill every sampler to its capacity, at this replica or another, and take freed room at once. So who is
+    placed here may go beyond it by the sampler's reserve, or would never get any while samples wait.
+    """
 
     def __init__(self, fleet: Fleet, limits: SamplingLimits, router: Router) -> None:
         self._fleet = fleet
         self._router = router
         self._limits = limits
-        self._lines: dict[str, asyncio.Lock] = {}
+        self._lines: dict[tuple[str, bool], asyncio.Lock] = {}
 
     @asynccontextmanager
     async def place(self, wanted: Wanted, seconds: float) -> AsyncIterator[Generation]:
@@ -73,7 +81,7 @@ class Placements:
             refused.update(failed)
 
     async def _room(self, wanted: Wanted, end: float, refused: dict[str, TinkermeshError], held: ExitStack) -> Place:
-        line = self._lines.setdefault(wanted.pool, asyncio.Lock())
+        line = self._lines.setdefault((wanted.pool, wanted.batch), asyncio.Lock())
         try:
             async with asyncio.timeout_at(end), line:
                 spot = await self._first_room(wanted, refused)
@@ -84,8 +92,11 @@ class Placements:
     async def _first_room(self, wanted: Wanted, refused: dict[str, TinkermeshError]) -> Spot:
         """Its room is free until the caller's next await."""
         name = wanted.adapter.name if wanted.adapter is not None else ""
-        request = Request(name, wanted.sequences, starts_of(wanted.tenant_id, wanted.prompt), wanted.affinity)
+        starts = starts_of(wanted.tenant_id, wanted.prompt)
+        now = asyncio.get_running_loop().time
+        reserved_at = now() + (BATCH_PATIENCE_SECONDS if wanted.batch else 0.0)
         while True:
+            request = Request(name, wanted.sequences, starts, wanted.affinity, reserved=now() >= reserved_at)
             links = await self._fleet.links(wanted.pool)
             check_complete(wanted.pool, links)
             spot = self._router.choose(wanted.pool, request, _without(links, refused))

@@ -33,6 +33,11 @@ class Candidate(Protocol):
         ...
 
     @property
+    def reserve(self) -> int:
+        """Sequences beyond its capacity that only a reserved request may use."""
+        ...
+
+    @property
     def in_flight(self) -> int: ...
 
     @property
@@ -50,12 +55,14 @@ class Ask:
 
     cached: incarnation -> share of the prompt (0 .. 1] it probably has in its cache.
     affinity: requests with one key prefer one sampler, the same at every replica.
+    reserved: it may use what the capacity leaves free, so that those who fill samplers to it never shut it out.
     """
 
     adapter: str
     sequences: int
     cached: Mapping[str, float] = field(default_factory=dict)
     affinity: str = ""
+    reserved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ def choose(ask: Ask, candidates: Iterable[C]) -> Choice[C] | None:
 
     None = nobody has room now. A sample larger than the capacity fits an idle sampler.
     """
-    fitting = [candidate for candidate in candidates if candidate.usable and _fits(candidate, ask.sequences)]
+    fitting = [candidate for candidate in candidates if candidate.usable and _fits(candidate, ask)]
     holding = [candidate for candidate in fitting if not ask.adapter or ask.adapter in candidate.resident]
     among = sorted(holding or fitting, key=_rank)
     if not among:
@@ -97,8 +104,12 @@ def _weight(affinity: str, sampler_id: str) -> bytes:
     return blake2b(f"{affinity}\0{sampler_id}".encode(), digest_size=8).digest()
 
 
-def _fits(candidate: Candidate, sequences: int) -> bool:
-    return candidate.in_flight == 0 or candidate.in_flight + sequences <= candidate.capacity
+def _fits(candidate: Candidate, ask: Ask) -> bool:
+    """A reserved request of many sequences begins as soon as the reserve is free: it may never see more."""
+    if candidate.in_flight == 0 or candidate.in_flight + ask.sequences <= candidate.capacity:
+        return True
+    reserve = candidate.reserve if ask.reserved else 0
+    return 0 < min(ask.sequences, reserve) <= candidate.capacity + reserve - candidate.in_flight
 
 
 def _load(candidate: Candidate) -> float:

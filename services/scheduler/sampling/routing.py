@@ -15,12 +15,13 @@ from services.scheduler.sampling.spot import Spot
 
 
 class Request(NamedTuple):
-    """What is placed: adapter "" = base; starts of its prompt; affinity "" = none."""
+    """What is placed: adapter "" = base; starts of its prompt; affinity "" = none; reserved as router.Ask's."""
 
     adapter: str
     sequences: int
     starts: Starts
     affinity: str = ""
+    reserved: bool = False
 
 
 class Router:
@@ -30,7 +31,7 @@ class Router:
     def choose(self, pool: str, request: Request, links: Sequence[SamplerLink]) -> Spot | None:
         """A pair that has room, else a sampler of both roles that has; None = nobody has room now."""
         cached = self._prefixes.cached(request.adapter, request.starts)
-        ask = Ask(request.adapter, request.sequences, cached, request.affinity)
+        ask = Ask(request.adapter, request.sequences, cached, request.affinity, request.reserved)
         decoders = {decoder.incarnation: decoder for _, decoder in pairs(links)}
         rest = choose(ask, decoders.values())
         if rest is not None:

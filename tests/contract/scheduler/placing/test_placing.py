@@ -10,8 +10,11 @@ import pytest
 from tinkermesh.v1 import sampler_pb2 as pb
 
 from services.common.errors import Busy, InvalidInput, MissingResource, ServerError, TinkermeshError, Unavailable
-from services.scheduler.sampling import link
-from tests.contract.scheduler.placing.conftest import LONG, TENANT, Place, asked, wanted
+from services.scheduler.core.prefixes import starts_of
+from services.scheduler.sampling import link, placing
+from services.scheduler.sampling.link import SamplerLink
+from services.scheduler.sampling.routing import Request
+from tests.contract.scheduler.placing.conftest import LONG, PROMPT, TENANT, Place, asked, wanted
 from tests.doubles.eventually import eventually
 from tests.doubles.fake_trainer import POOL
 
@@ -119,10 +122,50 @@ async def test_without_a_sampler_the_answer_comes_at_once(place: Place) -> None:
 
 async def test_who_finds_no_room_is_told_so_in_time_SAMP_12(place: Place) -> None:
     await place.sampler(max_running=1)
-    async with place.placements.place(wanted(sequences=2), LONG):
+    async with place.placements.place(wanted(sequences=3), LONG):
         with pytest.raises(Busy, match="stage 'place': no room for 1 sequences in time on a"):
             async with place.placements.place(wanted(), 0.1):
                 pass
+
+
+async def filled_by_samples(place: Place) -> SamplerLink:
+    """A sampler as the queue of samples keeps it while they wait: full, at whichever replica."""
+    await place.sampler(max_running=4)
+    (one,) = await place.fleet.links(POOL)
+    one.load_now.told(one.capacity, 0)
+    return one
+
+
+async def test_samples_that_fill_the_samplers_for_ever_do_not_shut_out_what_is_placed(place: Place) -> None:
+    one = await filled_by_samples(place)
+    assert place.router.choose(POOL, Request("", 1, starts_of(TENANT, PROMPT)), [one]) is None  # as the queue asks
+    placements = place.placements
+    async with placements.place(wanted(), LONG):
+        with pytest.raises(Busy):
+            async with placements.place(wanted(), 0.1):
+                pass
+
+
+async def test_batch_work_yields_to_samples_for_a_while_and_not_for_ever(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled_by_samples(place)
+    with pytest.raises(Busy):
+        async with place.placements.place(wanted(batch=True), 0.1):
+            pass
+    monkeypatch.setattr(placing, "BATCH_PATIENCE_SECONDS", 0.05)
+    async with place.placements.place(wanted(batch=True), LONG):
+        pass
+
+
+async def test_batch_work_that_waits_is_in_nobodys_way(place: Place) -> None:
+    await filled_by_samples(place)
+    placements = place.placements
+    batch = asyncio.create_task(placements.place(wanted(batch=True), LONG).__aenter__())
+    await asyncio.sleep(0)
+    async with placements.place(wanted(), LONG):
+        assert not batch.done()
+    batch.cancel()
 
 
 async def test_room_goes_to_those_who_wait_in_their_order(place: Place) -> None:

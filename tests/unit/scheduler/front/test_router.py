@@ -17,6 +17,7 @@ class Sampler:
     sampler_id: str
     in_flight: int = 0
     capacity: int = 8
+    reserve: int = 2
     usable: bool = True
     resident: set[str] = field(default_factory=set)
 
@@ -51,6 +52,21 @@ def test_full_or_suspect_samplers_are_passed_over() -> None:
 def test_sample_larger_than_the_capacity_fits_an_idle_sampler() -> None:
     assert chosen(Ask("", 64), Sampler("a", in_flight=1)) is None
     assert chosen(Ask("", 64), Sampler("a")) == ("a", "load")
+
+
+def test_what_is_reserved_goes_beyond_the_capacity_by_the_reserve_and_no_further() -> None:
+    assert chosen(Ask("", 1), Sampler("a", in_flight=8)) is None
+    assert chosen(Ask("", 1, reserved=True), Sampler("a", in_flight=8)) == ("a", "load")
+    assert chosen(Ask("", 1, reserved=True), Sampler("a", in_flight=9)) == ("a", "load")
+    assert chosen(Ask("", 1, reserved=True), Sampler("a", in_flight=10)) is None
+    assert chosen(Ask("", 1, reserved=True), Sampler("a", in_flight=8, reserve=0)) is None
+
+
+def test_a_reserved_request_of_many_sequences_begins_when_the_reserve_is_free() -> None:
+    many = Ask("", 6, reserved=True)
+    assert chosen(many, Sampler("a", in_flight=8)) == ("a", "load")
+    assert chosen(many, Sampler("a", in_flight=9)) is None
+    assert chosen(Ask("", 6), Sampler("a", in_flight=3)) is None
 
 
 def test_load_is_relative_to_capacity() -> None:
