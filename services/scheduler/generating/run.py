@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -21,8 +20,6 @@ from services.scheduler.generating.pieces import TokenPieces
 from services.scheduler.sampling.generation import Generation, Generations, Wanted
 from services.scheduler.sampling.targets import Target
 from services.scheduler.store.generations import Held
-
-log = logging.getLogger(__name__)
 
 Put = Callable[[pb.GenerateEvent], Awaitable[None]]
 

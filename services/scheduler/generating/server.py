@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from tinkermesh.v1 import completions_pb2 as pb
-from tinkermesh.v1 import completions_pb2_grpc, scheduler_pb2, types_pb2
+from tinkermesh.v1 import completions_pb2_grpc, types_pb2
 
 from services.common import logs, telemetry
 from services.common.errors import InvalidInput
@@ -31,8 +31,6 @@ ROOM = 64
 """Events that wait for a client that reads slowly; then its samplers wait, too."""
 MAX_SEQUENCES = 1_024
 """Of one request, whatever a gateway lets pass."""
-
-Samplers = Callable[[str], Awaitable[list[scheduler_pb2.RegisterSamplerRequest]]]
 
 
 class Completions(completions_pb2_grpc.CompletionsServicer):

@@ -30,11 +30,6 @@ class CurvePoint:
     learning_rate: float | None
     grad_norm: float | None
 
-    @property
-    def loss(self) -> float | None:
-        """Per position."""
-        return self.loss_sum / self.positions if self.positions else None
-
 
 @dataclass(frozen=True, slots=True)
 class Curve:

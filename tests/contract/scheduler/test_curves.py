@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.scheduler.store import keys
-from services.scheduler.store.curves import Curve, CurvePoint, CurveReader
+from services.scheduler.store.curves import Curve, CurveReader
 from services.scheduler.store.training import Settlement
 from tests.contract.scheduler.recovering import kill_trainer, live
 from tests.contract.scheduler.requests import new_session
@@ -46,7 +46,6 @@ async def test_a_point_is_what_the_futures_of_its_step_told(mesh: Mesh) -> None:
     found = await curve(mesh, model)
     assert shown(found) == told
     assert (found.steps, found.stride) == (3, 1)
-    assert found.points[0].loss == told[0][1] / 7
     assert 0 < found.points[0].unix_ms <= found.points[1].unix_ms <= found.points[2].unix_ms
 
 
@@ -59,7 +58,7 @@ async def test_a_window_of_several_passes_is_one_point_and_scores_are_none(mesh:
     await mesh.done(await mesh.step(model, 5))  # of an empty window
     with_window, without = (await curve(mesh, model)).points
     assert (with_window.loss_sum, with_window.positions) == (pytest.approx(first + second, rel=1e-12), 12)
-    assert (without.positions, without.loss) == (0, None)
+    assert without.positions == 0
 
 
 async def test_a_step_that_is_skipped_is_a_point_without_a_norm(mesh: Mesh) -> None:
@@ -193,7 +192,3 @@ async def test_a_sum_that_leaves_the_numbers_breaks_no_settlement(bench: Bench) 
     assert await bench.settle("u5", Settlement("done", b"", "", ""))
     newest = (await bench_curve(bench)).points[-1]
     assert newest.loss_sum == float("inf") and newest.positions == 2
-
-
-def test_a_point_without_positions_has_no_loss() -> None:
-    assert CurvePoint(1, 0, 3.0, 0, None, None).loss is None

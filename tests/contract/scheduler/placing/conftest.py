@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,3 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     await made.fleet.close()
     for sampler in (*made.samplers, *made.legs.values()):
         await sampler.stop()
-
-
-Started = Callable[..., Awaitable[ScriptedSampler]]
