@@ -77,7 +77,7 @@ async def _asked(pool: str, link: SamplerLink, links: Sequence[SamplerLink]) -> 
         incarnation=link.incarnation,
         role=link.role,
         draining=link.draining,
-        partners=sorted(_partners(link, links)),
+        partners=sorted(one.sampler_id for one in links if partners(link, [one]) or partners(one, [link])),
         unpaired=problems(links).get(link.sampler_id, ""),
     )
     try:
@@ -92,11 +92,6 @@ async def _asked(pool: str, link: SamplerLink, links: Sequence[SamplerLink]) -> 
             name=one.adapter.name, path=one.adapter.path, engine_id=one.engine_id, in_use=one.in_use, loads=one.loads
         )
     return report
-
-
-def _partners(link: SamplerLink, links: Sequence[SamplerLink]) -> list[str]:
-    mine = partners(link, links)
-    return [one.sampler_id for one in mine or [other for other in links if link in partners(other, [link])]]
 
 
 def _check(**fields: str) -> None:
