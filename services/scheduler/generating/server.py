@@ -20,12 +20,12 @@ from services.scheduler.front import Front
 from services.scheduler.generating.channel import Channel
 from services.scheduler.generating.names import target_of
 from services.scheduler.generating.run import Parts, Put, Run
+from services.scheduler.sampling.pairing import whole
 from services.scheduler.sampling.presence import SamplerPresence
 from services.scheduler.sampling.targets import Target, Targets
 
 log = logging.getLogger(__name__)
 
-WHOLE = "both"
 CANCEL_SECONDS = 0.5
 ROOM = 64
 """Events that wait for a client that reads slowly; then its samplers wait, too."""
@@ -105,7 +105,8 @@ class Completions(completions_pb2_grpc.CompletionsServicer):
         """Raises InvalidInput where a prefill and a decode sampler would have to share one flow."""
         if len(request.prompts) == 1 and request.body.num_samples == 1:
             return
-        if all(sampler.role == WHOLE for sampler in await self._directory.samplers(pool)):
+        samplers = await self._directory.samplers(pool)
+        if len(whole(samplers)) == len(samplers):
             return
         field = "prompt" if len(request.prompts) > 1 else "n"
         asked = "one prompt" if len(request.prompts) > 1 else "n=1"

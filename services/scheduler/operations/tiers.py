@@ -12,6 +12,7 @@ from services.common.errors import InvalidInput, TinkermeshError
 from services.scheduler.operations.changes import audited
 from services.scheduler.sampling.fleet import Fleet
 from services.scheduler.sampling.link import SamplerLink
+from services.scheduler.sampling.pairing import BOTH
 
 
 class TierList:
@@ -20,7 +21,7 @@ class TierList:
 
     async def report(self, pools: Sequence[str]) -> list[pb.TierReport]:
         """Of every sampler with a role; one that does not answer is listed with its problem."""
-        links = [(pool, link) for pool in pools for link in await self._fleet.links(pool) if link.role != "both"]
+        links = [(pool, link) for pool in pools for link in await self._fleet.links(pool) if link.role != BOTH]
         return list(await asyncio.gather(*(_asked(pool, link) for pool, link in links)))
 
     async def invalidate(
