@@ -61,11 +61,10 @@ class Completions(completions_pb2_grpc.CompletionsServicer):
         return pb.CompletionModels(models=[_base(facts, facts.base_model) for facts in pools])
 
     async def _described(self, request: pb.CompletionModelsRequest, target: Target) -> pb.CompletionModel:
-        if target.path is None:
-            return _base(target.facts, request.model)
-        found = await self._artifacts.find(str(target.path), request.tenant_id, "")
         model = _base(target.facts, request.model)
-        model.created_unix_ms, model.base_model = found.meta.created_unix_ms, target.facts.base_model
+        if target.path is not None:
+            found = await self._artifacts.find(str(target.path), request.tenant_id, "")
+            model.created_unix_ms, model.base_model = found.meta.created_unix_ms, target.facts.base_model
         return model
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateEvent]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1 import scheduler_pb2
 from tinkermesh.v1 import types_pb2 as types
+from tinkermesh.v1.trainer_pb2 import ArtifactMeta
 
 from services.common.errors import Forbidden, InvalidInput, TinkermeshError
 from services.scheduler.sampling.generation import Generation, Wanted
@@ -19,6 +21,7 @@ from tests.doubles.fake_sampler import sampler_facts
 
 MODEL = "00000000-0000-4000-8000-000000000000:train:0"
 SNAPSHOT = f"tinker://{MODEL}/sampler_weights/snap"
+SNAPSHOT_MADE = 1_700_000_000_000
 Played = pb.SampleChunk | TinkermeshError | asyncio.Event
 
 
@@ -119,3 +122,6 @@ class FakeArtifacts:
 
     async def version_directory(self, path: str, tenant_id: str, access_digest: str) -> str:
         return "runs/r/sampler_weights/_version_snap_1"
+
+    async def find(self, path: str, tenant_id: str, access_digest: str) -> SimpleNamespace:
+        return SimpleNamespace(meta=ArtifactMeta(created_unix_ms=SNAPSHOT_MADE))

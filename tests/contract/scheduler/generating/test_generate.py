@@ -19,7 +19,7 @@ from services.common.errors import (
 )
 from tests.contract.scheduler.front.mesh import ALICE, BASE, BOB, refused
 from tests.contract.scheduler.generating.conftest import Stage
-from tests.contract.scheduler.generating.fakes import MODEL, SNAPSHOT, Played, chunk
+from tests.contract.scheduler.generating.fakes import MODEL, SNAPSHOT, SNAPSHOT_MADE, Played, chunk
 from tests.doubles.eventually import eventually
 from tests.doubles.fake_sampler import sampler_facts
 
@@ -190,6 +190,9 @@ async def test_a_replica_on_its_way_out_takes_nothing_new(stage: Stage) -> None:
 async def test_models_are_base_models_and_one_may_be_a_snapshot(stage: Stage) -> None:
     listed = await stage.stub.Models(pb.CompletionModelsRequest(tenant_id=ALICE))
     assert [(one.id, one.max_context) for one in listed.models] == [(BASE, CONTEXT)]
+    for model in (SNAPSHOT, f"{BASE};{SNAPSHOT}"):
+        found = await stage.stub.Models(pb.CompletionModelsRequest(tenant_id=ALICE, model=model))
+        assert [(one.id, one.base_model, one.created_unix_ms) for one in found.models] == [(model, BASE, SNAPSHOT_MADE)]
     stage.directory.roles = []
     assert not (await stage.stub.Models(pb.CompletionModelsRequest(tenant_id=ALICE))).models
     async with refused(MissingResource):
