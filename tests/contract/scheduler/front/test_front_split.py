@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tinkermesh.v1 import scheduler_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
 from services.scheduler.sampling.legs import decode_seed
@@ -101,8 +102,6 @@ async def test_samples_do_not_wait_for_ever_for_a_partner_that_does_not_come_SAM
 
 
 async def test_a_cancelled_sample_ends_at_both_samplers(mesh: FrontMesh, start_sampler: StartSampler) -> None:
-    from tinkermesh.v1 import scheduler_pb2 as pb
-
     replica = await mesh.replica()
     prefill, decode = await pair(start_sampler)
     held = decode.faults.add("hold_before", "sample.stream", times=0)

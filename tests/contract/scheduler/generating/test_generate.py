@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from tinkermesh.v1 import completions_pb2 as pb
+from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import (
     ContextExceeded,
@@ -18,7 +21,7 @@ from services.common.errors import (
     Unavailable,
 )
 from tests.contract.scheduler.front.mesh import ALICE, BASE, BOB, refused
-from tests.contract.scheduler.generating.conftest import Stage
+from tests.contract.scheduler.generating.conftest import Stage, request
 from tests.contract.scheduler.generating.fakes import MODEL, SNAPSHOT, SNAPSHOT_MADE, Played, chunk
 from tests.doubles.eventually import eventually
 from tests.doubles.fake_sampler import sampler_facts
@@ -124,8 +127,6 @@ async def test_prefill_and_decode_samplers_take_one_sequence_a_request_PDR_07(
 
 
 def _several(prompts: int, n: int) -> pb.GenerateRequest:
-    from tests.contract.scheduler.generating.conftest import request
-
     return request(*["x"] * prompts, n=n)
 
 
@@ -138,8 +139,6 @@ async def test_several_prompts_are_told_apart_and_all_are_answered(stage: Stage)
 
 
 async def test_one_prompt_that_fails_ends_the_others_PDR_12(stage: Stage) -> None:
-    import asyncio
-
     stage.generations.plays = [[chunk("a"), asyncio.Event()], [Unavailable("sampler one was lost")]]
     async with refused(Interrupted):
         [event async for event in stage.stub.Generate(_several(2, 1))]
@@ -166,8 +165,6 @@ async def test_what_fails_before_keeps_its_own_class_PDR_09(stage: Stage, error:
 
 
 async def test_pieces_of_tokens_are_asked_for_once_PDR_15(stage: Stage) -> None:
-    from tinkermesh.v1 import types_pb2 as types
-
     table = types.TopkTable(
         token_ids=np.array([97, 99], "<i4").tobytes(), logprobs=np.zeros(2, "<f4").tobytes(), k=2, length=1
     )
