@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +44,15 @@ async def test_a_sampler_is_asked_for_text_with_the_tenant_as_salt(stage: Stage)
     assert asked.with_text and asked.sample.cache_salt == wanted.tenant_id == ALICE
     assert asked.sample.adapter.name == f"{MODEL}@snap_1" and asked.sample.adapter == wanted.adapter
     assert (wanted.sequences, wanted.affinity) == (2, f"{ALICE} talk")
+
+
+async def test_the_sampling_fields_reach_a_sampler_as_they_came(stage: Stage) -> None:
+    body: dict[str, Any] = {"seed": 7, "topk_sample_logprobs": 2, "stop": types.StopCondition(strings=["x"])}
+    await stage.events(body=body, n=3, max_tokens=4)
+    sent = types.SampleBody()
+    sent.CopyFrom(stage.generations.requests[0].sample.body)
+    sent.ClearField("prompt_tokens")
+    assert sent == types.SampleBody(num_samples=3, max_tokens=4, temperature=1.0, top_p=1.0, top_k=-1, **body)
 
 
 async def test_a_conversation_is_made_tokens_by_the_samplers_template(stage: Stage) -> None:

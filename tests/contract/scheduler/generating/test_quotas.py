@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 from redis.asyncio import Redis
-from tinkermesh.v1 import types_pb2 as types
 
 from services.common.errors import Busy, TinkermeshError, Unavailable
 from services.scheduler.store.functions import Functions
@@ -195,9 +194,3 @@ async def test_a_thousand_random_aborts_leave_nothing_counted_PDR_12(stage: Stag
     stage.generations.plays = []
     stage.generations.play = [chunk("a", finish="stop")]
     assert await stage.said() == "a"
-
-
-def test_the_sampling_fields_are_those_of_asample() -> None:
-    """What a gateway puts into `body` is a SampleBody: nothing is translated twice."""
-    made = request(body={"seed": 7, "topk_sample_logprobs": 2, "stop": types.StopCondition(strings=["x"])})
-    assert made.body.seed == 7 and made.body.stop.strings == ["x"]

@@ -135,8 +135,7 @@ async def test_several_sequences_share_one_pass_over_the_prompt_and_go_on_alone_
     assert len(prefill.asked) == 1
     assert sorted(leg.sample.body.seed for leg in decode.asked) == sorted(decode_seed(3 + n) for n in range(4))
     assert [len(spoken(chunks, n)[0].tokens) for n in range(4)] == [20] * 4
-    assert await told(place, request) is not None
-    assert len({leg.sample.request_id for leg in decode.asked[:4]}) == 4
+    assert len({leg.sample.request_id for leg in decode.asked}) == 4
 
 
 async def test_the_same_seed_says_the_same_again(place: Place) -> None:
@@ -309,7 +308,7 @@ async def test_samplers_that_do_not_match_are_no_pair_and_the_field_is_named(
 ) -> None:
     await place.leg("prefill")
     decode = await place.leg("decode", **{f"kv_{field}": value})
-    with pytest.raises(Unavailable, match=f"decode: prefill: {field} differs|decode: decode: {field}|{field} differs"):
+    with pytest.raises(Unavailable, match=f"decode: prefill: {field} differs.*prefill: decode: {field} differs"):
         await told(place, asked())
     assert decode.asked == []
 
@@ -343,11 +342,11 @@ async def test_the_prefill_sampler_is_free_while_its_sequence_is_decoded(place: 
     async with place.placements.place(wanted(), LONG) as made, aclosing(made.stream(request, LONG)) as chunks:
         await anext(chunks)
         rest = asyncio.ensure_future(anext(chunks))
-        counts = await place.in_flight()
-        while counts["prefill"]:
-            await asyncio.sleep(0)
-            counts = await place.in_flight()
-        assert counts == {"prefill": 0, "decode": 1}
+
+        async def prefill_is_free() -> bool:
+            return await place.in_flight() == {"prefill": 0, "decode": 1}
+
+        await eventually(prefill_is_free)
         decode.faults.rules.clear()
         await rest
     assert await place.in_flight() == {"prefill": 0, "decode": 0}
