@@ -86,6 +86,7 @@ class JobRig:
     open_tasks: int = 0
     quotas: dict[str, Quotas] = field(default_factory=dict)
     interactive: bool = False
+    held_back: int = 0  # times a task might have begun and did not, for samples waited
 
     def __post_init__(self) -> None:
         self.artifacts = FixedArtifacts()
@@ -109,9 +110,13 @@ class JobRig:
         tools = Tools(
             self.store, self.files, self.port, self.directory, self.limits, lambda t: self.quotas.get(t, Quotas())
         )
-        dispatcher = JobDispatcher(tools, self.notices, interactive=lambda _pool: self.interactive)
+        dispatcher = JobDispatcher(tools, self.notices, interactive=self._samples_wait)
         self._tasks = [asyncio.create_task(self.notices.run()), asyncio.create_task(dispatcher.run(POOL, self.term))]
         await self.notices.subscribed.wait()
+
+    def _samples_wait(self, _pool: str) -> bool:
+        self.held_back += self.interactive
+        return self.interactive
 
     async def stop(self) -> None:
         tasks, self._tasks = self._tasks, []

@@ -281,7 +281,7 @@ async def test_few_tasks_run_at_once_and_one_while_samples_wait(idle: JobRig, sa
     idle.port.gate = asyncio.Event()
     await idle.start()
     job = await idle.create(*(ids_task([5 + n], 8) for n in range(6)))
-    await eventually(lambda: len(idle.port.requests) == at_once)
+    await eventually(lambda: len(idle.port.requests) == at_once and bool(idle.held_back) == samples_wait)
     idle.port.gate.set()
     await idle.ended(job)
     assert idle.port.most_in_flight == at_once

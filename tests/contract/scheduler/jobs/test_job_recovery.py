@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import shutil
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -105,14 +105,24 @@ async def test_a_new_leader_goes_on_with_what_was_saved_JOB_12_JOB_15(jobs: JobR
     assert second["output_ids"] == long_run(tokens_of("hello"), 8) and jobs.port.tokenized == ["hello"]
 
 
+class Gate(asyncio.Event):
+    """It tells when a stream stands before it: the tokens before have been taken."""
+
+    reached = False
+
+    async def wait(self) -> Literal[True]:
+        self.reached = True
+        return await super().wait()
+
+
 async def test_an_orderly_stop_saves_the_last_token_JOB_12(jobs: JobRig) -> None:
     jobs.limits = JobLimits(flush_seconds=600.0)
     await jobs.stop()
     await jobs.start()
-    jobs.port.gate, jobs.port.gate_after = asyncio.Event(), 5
+    gate = Gate()
+    jobs.port.gate, jobs.port.gate_after = gate, 5
     job = await jobs.create(ids_task([5, 6], 12))
-    await eventually(lambda: jobs.port.requests)
-    await asyncio.sleep(0.1)  # tokens that nothing tells of
+    await eventually(lambda: gate.reached)
     await jobs.stop()
     assert await jobs.saved(job) == 5
 
@@ -310,7 +320,7 @@ def old_job(jobs: JobRig, *, state: str = "done", results: bool = True) -> str:
         "tenant_id": ALICE,
         "base_model": BASE,
         "state": state,
-        "created_unix_ms": 1_700_000_000_000,
+        "created_unix_ms": CREATED,
     }
     (directory / "job.json").write_text(json.dumps({**record, "tasks": [task]}))
     if results:
