@@ -94,7 +94,7 @@ def tenant_sessions(tenant_id: str) -> str:
 
 
 def usage(pool: str, tenant_id: str) -> str:
-    """Hash of what the tenant occupies: models, bytes, open, samples; and its buckets (functions/_quota.lua)."""
+    """Hash of what the tenant occupies, and of its buckets; functions/_quota.lua names the fields."""
     return _pool(pool, f"usage:{tenant_id}")
 
 

@@ -57,7 +57,7 @@ class SampleToAdmit(NamedTuple):
     traceparent: str
     failed_result: bytes  # not empty: it fails at once with this result
     limits: str = ""  # of its tenant, see tenancy.limits
-    starts: str = ""  # of its prompt, see sampling.prefixes
+    starts: str = ""  # of its prompt, see core.prefixes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 -- Quotas of one tenant in one pool: checked with the key's claim, in the same step, and before it.
 --
 -- usage:<tenant> is a hash: models (holding a slot or waiting for one), open and bytes (unsettled
--- commands and samples, and their payloads), results and records (bytes of results and of recorded
--- sequences that are kept), tok and req with tok_ms and req_ms (what is left in
+-- commands and samples, and their payloads), job_tasks (of jobs, not settled), results and records
+-- (bytes of results and of recorded sequences that are kept), tok and req with tok_ms and req_ms (what is left in
 -- the two buckets, and when that was so). Limits arrive as one argument of numbers, 0 = no limit.
 
 local BURST_SECONDS = 10
