@@ -65,7 +65,7 @@ end)
 
 -- KEYS: pool prefix. ARGV: id, 1 = drain, 0 = resume, trainers|samplers.
 register('registry_drain', function(keys, args)
-  local kind = args[3] or 'trainers'
+  local kind = args[3]
   if redis.call('HEXISTS', keys[1] .. ':' .. kind, args[1]) == 0 then
     local field = kind == 'samplers' and 'sampler_id ' or 'trainer_id '
     return refuse('unknown_id', field .. args[1] .. ' is not registered in this pool')

@@ -50,7 +50,8 @@ end
 
 -- ARGV: 1 sampling session id, 2 request key, 3 tenant, 4 fingerprint, 5 seq id, 6 sequence ids,
 -- 7 command, 8 traceparent, 9 limit of open samples per tenant, 10 retention (ms), 11 a result when
--- the sample fails at once, else '', 12 the limits (_quota.lua), 13 the keys of its prompt's starts ('' = none). Answers {request id, sequence ids}.
+-- the sample fails at once, else '', 12 the limits (_quota.lua), 13 the starts of its prompt ('' = none).
+-- Answers {request id, sequence ids}.
 register('sampling_admit', function(keys, args)
   local prefix, key, tenant = keys[1], args[2], args[3]
   local context = begin(prefix, args[10])
@@ -82,7 +83,7 @@ register('sampling_admit', function(keys, args)
     'arrival', arrival, 'state', 'queued', 'command', args[7], 'traceparent', args[8], 'units', '',
     'sequence_ids', args[6], 'sequences', sequences, 'adapter_name', session[4], 'adapter_path', session[5],
     'admitted_ms', int(context.now))
-  if (args[13] or '') ~= '' then redis.call('HSET', row_key(prefix, key), 'starts', args[13]) end
+  if args[13] ~= '' then redis.call('HSET', row_key(prefix, key), 'starts', args[13]) end
   redis.call('HINCRBY', counts, tenant, 1)
   charge(context, tenant, key, limits, #args[7])
   redis.call('SADD', prefix .. ':sampling_open:' .. args[1], key)
