@@ -20,6 +20,7 @@ DONE, FAILED, CANCELLED, RUNS = "d", "f", "c", "r"
 STATES = {DONE: "done", FAILED: "failed", CANCELLED: "cancelled", RUNS: "running"}
 ROWS_PER_READ = 200
 ENTRIES_PER_READ = 1_000
+MESSAGE_CHARACTERS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,13 @@ class Entry(NamedTuple):
     output_tokens: int = 0
     message: str = ""
 
+    @property
+    def line(self) -> str:
+        """The message as Redis keeps it."""
+        return " ".join(self.message.split())[:MESSAGE_CHARACTERS]
+
     def __str__(self) -> str:
-        line = " ".join(self.message.split())[:1000]
-        return f"{self.letter} {self.term} {self.prompt_tokens} {self.output_tokens} {line}"
+        return f"{self.letter} {self.term} {self.prompt_tokens} {self.output_tokens} {self.line}"
 
 
 class NewJob(NamedTuple):
@@ -184,10 +189,9 @@ class JobStore:
 
     async def settle(self, term: int, job: JobId, index: int, entry: Entry, samples: int) -> bool:
         """False: it does not run under this term."""
-        line = " ".join(entry.message.split())[:1000]
         numbers = (entry.prompt_tokens, entry.output_tokens, samples)
         return bool(
-            await self._call("job_settle", _prefix(job.pool), term, str(job), index, entry.letter, *numbers, line)
+            await self._call("job_settle", _prefix(job.pool), term, str(job), index, entry.letter, *numbers, entry.line)
         )
 
     # -- looking -------------------------------------------------------------------------
