@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common import ids
-from services.common.errors import UnknownId
+from services.common.errors import MissingResource, UnknownId
 
 SESSION = "39aa5eb2-e234-4a95-ab68-896e4cac8c45"
 
@@ -19,6 +19,8 @@ def test_ids_round_trip() -> None:
     assert ids.parse_sampling_session_id(str(sampling)) == sampling
     request = ids.RequestId("tiny-qwen3", ids.key_hash("train", "x", 1), 0)
     assert ids.parse_request_id(str(request)) == request
+    job = ids.JobId("0f" * 16, "tiny-qwen3")
+    assert ids.parse_job_id(str(job)) == job
 
 
 @pytest.mark.parametrize(
@@ -51,3 +53,11 @@ def test_int64_sequence_ids_stay_apart_IDEM_08() -> None:
 def test_a_request_id_has_one_spelling_VAL_16(generation: str) -> None:
     with pytest.raises(UnknownId):
         ids.parse_request_id(f"tiny-qwen3.{ids.key_hash('x')}.{generation}")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "job-", f"job-{'0' * 32}", f"job-{'0F' * 16}.p", f"job-{'0' * 32}.p\n", f"../job-{'0' * 32}.p"]
+)
+def test_what_is_no_job_id_names_no_job(text: str) -> None:
+    with pytest.raises(MissingResource):
+        ids.parse_job_id(text)
