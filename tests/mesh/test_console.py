@@ -30,6 +30,7 @@ from tests.mesh.console_page import FAINT, OPTIONS, ConsolePage
 PICTURES = Path(__file__).resolve().parents[2] / "out" / "console"
 SIZES = [(1280, 800), (390, 844)]
 RUNS, OTHER_RUNS = 4, 2
+DRAWN = "[...document.querySelectorAll('#chart [data-run]')].map((curve) => curve.dataset.run).join(' ')"
 
 pytestmark = [
     pytest.mark.mesh,
@@ -205,15 +206,37 @@ def test_a_wrong_key_is_told_and_not_kept_SEC_02(page: Page, console_mesh: MeshP
 
 
 def test_a_key_is_in_no_address_and_gone_after_signing_out_SEC_02(
-    console: ConsolePage, console_mesh: MeshProcesses
+    console: ConsolePage, console_mesh: MeshProcesses, history: History
 ) -> None:
+    """And so is what it had shown."""
     page, key = console.page, console_mesh.api_key
+    console.choose(history.runs["harbour-sft"])
+    page.until("document.getElementById('details-title').textContent === 'harbour-sft'")
     assert page.value("document.cookie") == "" and page.value("localStorage.length") == 0
     page.value("document.getElementById('sign-out').click()")
     assert page.value("sessionStorage.length") == 0
     assert page.value("document.querySelectorAll('#runs li, #facts *, #failures *, #pools *').length") == 0
-    assert key not in page.value("document.documentElement.outerHTML") + page.value("location.href")
+    assert page.value("document.getElementById('failure-count').hidden")
+    left = page.value("document.documentElement.outerHTML") + page.value("location.href")
+    assert [word for word in (key, "harbour-sft", f"{RUNS} runs") if word in left] == []
     assert [address for address in page.requests if key in address] == []
+
+
+# A search is asked for a little after the last key: signing out must come in between.
+SEARCH_AND_LEAVE = """(async () => {
+  document.getElementById('search').dispatchEvent(new Event('input'));
+  document.getElementById('sign-out').click();
+  const ask = window.fetch;
+  let asked = 0;
+  window.fetch = (...rest) => { asked += 1; return ask(...rest); };
+  await new Promise((done) => setTimeout(done, 600));
+  return asked;
+})()"""
+
+
+def test_nothing_is_asked_after_signing_out(console: ConsolePage) -> None:
+    assert console.page.value(SEARCH_AND_LEAVE) == 0
+    assert console.page.text("#sign-in-error") == ""
 
 
 def test_no_request_leaves_the_origin_SEC_07(console: ConsolePage, elsewhere: tuple[str, list[str]]) -> None:
@@ -263,6 +286,7 @@ def test_nothing_of_another_tenant_is_ever_shown_SEC_05(
     page.value("document.getElementById('sign-out').click()")
     console.sign_in(OTHER_KEY)
     page.until(f"{OPTIONS} === {OTHER_RUNS}")
+    page.until(f"{DRAWN} === '{history.other_runs[-1]}'")  # as if nobody had been here before
     for name in ("runs", "mesh", "failures"):
         console.view(name)
         whole = str(page.value("document.documentElement.outerHTML"))
@@ -308,7 +332,6 @@ def test_a_run_named_as_a_script_is_a_run_with_that_name_SEC_07(console: Console
     assert page.value("document.querySelectorAll('main script, main img').length") == 0
 
 
-DRAWN = "[...document.querySelectorAll('#chart [data-run]')].map((curve) => curve.dataset.run).join(' ')"
 WALK = ["skip", "runs", "mesh", "failures", "sign-out", "search", "runs", "measure", "logarithmic", "chart"]
 
 

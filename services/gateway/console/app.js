@@ -12,6 +12,9 @@ import { PAGE, RunList } from "./runs.js";
 
 const VIEWS = ["runs", "mesh", "failures"];
 const STALE_MS = 15000;
+// Where something of a tenant stands, beside the chart and the list: whoever signs in next must not find it.
+const SHOWN = ["pools", "queues", "failures", "failure-count", "facts", "details-title", "legend", "chart-table",
+  "runs-summary", "page-place"];
 const details = new Map();
 let updated = 0;
 let refusal = ""; // why a run that was asked for is not shown
@@ -21,11 +24,10 @@ const list = new RunList(choose, () => poll.now());
 const poll = new Poll(refresh, failed);
 
 async function refresh(current) {
-  const wanted = list.selected.length ? list.selected : [];
   const [state, runs, ...found] = await Promise.all([
     api.getState(),
     api.listRuns(list.words(), list.offset, PAGE),
-    ...wanted.map((id) => api.getRun(id).catch((error) => lost(id, error))),
+    ...list.selected.map((id) => api.getRun(id).catch((error) => (current() ? lost(id, error) : null))),
   ]);
   if (!current()) return;
   updated = Date.now();
@@ -117,8 +119,10 @@ function signOut(why = "") {
   poll.stop();
   api.key.forget();
   details.clear();
+  refusal = "";
   list.forget();
-  for (const place of ["pools", "queues", "failures", "facts", "legend", "chart-table"]) byId(place).replaceChildren();
+  for (const place of SHOWN) byId(place).replaceChildren();
+  byId("failure-count").hidden = true;
   chart.show([]);
   for (const name of VIEWS) byId(`view-${name}`).hidden = true;
   byId("views").hidden = byId("account").hidden = byId("trouble").hidden = true;

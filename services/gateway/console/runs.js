@@ -26,6 +26,7 @@ export class RunList {
   }
 
   forget() {
+    clearTimeout(this.typing);
     this.runs = [];
     this.offset = 0;
     this.selected = [];
