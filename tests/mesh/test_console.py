@@ -293,6 +293,16 @@ def test_nothing_of_another_tenant_is_ever_shown_SEC_05(
         assert [run for run in (*history.runs.values(), "harbour-sft") if run in whole] == []
 
 
+def test_a_link_that_was_cut_off_is_told_and_the_page_goes_on(
+    page: Page, console_mesh: MeshProcesses, history: History
+) -> None:
+    page.open(f"{console_mesh.base_url}/console#runs/{history.runs['harbour-sft'].replace(':', '%3A')[:-4]}%")
+    page.until("!document.getElementById('sign-in').hidden")
+    ConsolePage(page, console_mesh.base_url).sign_in(console_mesh.api_key)
+    page.until(f"{OPTIONS} === {RUNS}")
+    assert "is not one of this mesh" in page.text("#facts")
+
+
 async def entered(mesh: MeshProcesses, tenant: str, count: int) -> None:
     """Runs of an earlier day, as the catalog remembers them."""
     server = connect(f"redis://{mesh.mesh.addresses.redis}")

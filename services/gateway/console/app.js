@@ -94,9 +94,20 @@ function view() {
   return VIEWS.includes(name) ? name : "runs";
 }
 
+/** The run that the address names. A link that was cut off within an escape names none: the gateway says so. */
+function askedRun() {
+  if (!location.hash.startsWith("#runs/")) return "";
+  const id = location.hash.slice("#runs/".length);
+  try {
+    return decodeURIComponent(id);
+  } catch {
+    return id;
+  }
+}
+
 function route() {
   if (!api.key.get()) return;
-  const asked = location.hash.startsWith("#runs/") ? decodeURIComponent(location.hash.slice("#runs/".length)) : "";
+  const asked = askedRun();
   for (const name of VIEWS) byId(`view-${name}`).hidden = name !== view();
   for (const link of document.querySelectorAll("[data-view]")) {
     if (link.dataset.view === view()) link.setAttribute("aria-current", "page");
