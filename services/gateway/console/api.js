@@ -3,7 +3,7 @@
 const STORED = "tinkermesh-console-key";
 const SECONDS = 20;
 
-export class Refused extends Error {
+class Refused extends Error {
   constructor(status, text) {
     super(text);
     this.status = status;
@@ -17,7 +17,7 @@ export const key = {
 };
 
 /** The JSON of a path below /console/api. Throws Refused with the gateway's own text; status 0 = no answer. */
-export async function get(path, query = {}) {
+async function get(path, query = {}) {
   const url = new URL(`console/api/${path}`, document.baseURI);
   for (const [name, value] of Object.entries(query)) url.searchParams.set(name, value);
   let response;

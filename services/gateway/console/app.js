@@ -166,6 +166,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 addEventListener("hashchange", route);
 setInterval(freshness, 1000);
+show(byId("measure"), ...Object.entries(MEASURES).map(([name, what]) => el("option", { value: name }, what)));
 text(byId("chart-title"), MEASURES.loss);
 if (api.key.get()) signIn();
 else signOut();
