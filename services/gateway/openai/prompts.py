@@ -22,12 +22,12 @@ def prompts_of(body: Completion) -> list[pb.Prompt]:
     raw = bytes(body.prompt)
     try:  # by far the largest form, decoded at once
         return [_of_tokens(_IDS.decode(raw), "prompt")]
-    except msgspec.ValidationError:
+    except msgspec.DecodeError:
         pass
     try:
         value = _ANY.decode(raw)
-    except msgspec.ValidationError as error:
-        raise InvalidInput("prompt: send a text, a list of token ids, or a list of either") from error
+    except msgspec.DecodeError as error:  # what no field has read yet may also be no UTF-8
+        raise InvalidInput("prompt: send a text in UTF-8, a list of token ids, or a list of either") from error
     if isinstance(value, str):
         return [pb.Prompt(text=value, add_special_tokens=special)]
     return [_one(item, f"prompt[{index}]", special) for index, item in enumerate(value)]

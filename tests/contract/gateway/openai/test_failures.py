@@ -165,6 +165,12 @@ async def test_bodies_that_are_none_are_bad_requests(served: Served, body: bytes
         shaped(await served.http.post(route, content=body), 400, "invalid_value")
 
 
+@pytest.mark.parametrize("prompt", [b'"\xff"', b'["x", "\xff"]'])
+async def test_a_prompt_that_is_no_utf_8_is_a_bad_request_API_06(served: Served, prompt: bytes) -> None:
+    body = b'{"model": "tinkermesh/double", "prompt": ' + prompt + b"}"
+    assert "UTF-8" in shaped(await served.http.post("/completions", content=body), 400, "invalid_value")
+
+
 async def test_a_body_that_is_too_large_is_refused(served: Served) -> None:
     answer = await served.http.post("/completions", json={"model": BASE_MODEL, "prompt": "x" * (1 << 20)})
     assert shaped(answer, 413, "request_too_large")
