@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from tinkermesh.v1 import completions_pb2 as pb
@@ -32,7 +32,7 @@ class ClientGone(Exception):
 
 
 class Serving:
-    """`counted` hears of the first chunk and of the end."""
+    """`counted` hears of the first token and of the end."""
 
     def __init__(self, generation: Generation, answer: Answer, counted: metrics.Completing) -> None:
         self._generation = generation
@@ -43,12 +43,8 @@ class Serving:
 
     async def whole(self) -> Response:
         """Raises the scheduler's error."""
-        try:
-            while (chunk := await self._read()) is not None:
-                self._answer.add(chunk)
-        except TinkermeshError as error:
-            self._counted.outcome = error.code
-            raise
+        while (chunk := await self._read()) is not None:
+            self._answer.add(chunk)
         self._counted.outcome = "ok"
         return json_response(self._answer.whole())
 
@@ -60,7 +56,6 @@ class Serving:
         self._next = _begun(self._read())
         await asyncio.wait({self._next}, timeout=seconds)
         if self._next.done() and (error := self._next.exception()) is not None:
-            self._counted.outcome = error.code if isinstance(error, TinkermeshError) else "internal"
             raise error
 
     async def events(self, heartbeat_seconds: float) -> AsyncIterator[bytes]:
@@ -86,8 +81,10 @@ class Serving:
             yield sse.event(usage)
         yield sse.DONE
 
-    def end(self) -> None:
-        """However it ended; whatever still runs for it is aborted."""
+    def end(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """However it ended, an error that has a status of its own included; whatever still runs for it is aborted."""
+        if isinstance(error, Exception) and not isinstance(error, ClientDisconnect):
+            self._counted.outcome = error.code if isinstance(error, TinkermeshError) else "internal"
         self._generation.cancel()
         if self._next is not None:
             self._next.cancel()
@@ -109,7 +106,7 @@ class Serving:
 
     async def _read(self) -> pb.GeneratedChunk | None:
         chunk = await anext(self._chunks, None)
-        if chunk is not None and self._answer.completion_tokens == 0:
+        if chunk is not None and chunk.tokens and self._answer.completion_tokens == 0:
             self._counted.first()
         return chunk
 

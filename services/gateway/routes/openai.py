@@ -93,7 +93,7 @@ class _Handling:
         generation = await self._call.gateway.completions.generate(request)
         serving = Serving(generation, answer, metrics.Completing(self._route, wish.stream))
         with ExitStack() as ends:
-            ends.callback(serving.end)
+            ends.push(serving.end)
             check_size(generation.started, wish, settings.max_completion_values)
             answer.started(generation.started, request)
             if not wish.stream:

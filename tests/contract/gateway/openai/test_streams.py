@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import openai
 import pytest
 
 from services.common.errors import Unavailable
@@ -130,6 +131,27 @@ async def test_a_slow_client_is_counted_until_its_last_byte(served: Served, comp
     assert len([one async for one in stream]) == 1
     await eventually(lambda: counted("completions_open") == 0)
     assert counted("completions_total", route="/chat/completions", streamed="true", outcome="ok") == before + 1
+
+
+async def test_an_answer_that_would_not_fit_is_counted_as_refused(served: Served, completions: FakeCompletions) -> None:
+    """A scheduler has taken it up by then: its generation is ended, too."""
+    labels = {"route": "/completions", "streamed": "false"}
+    refused, gone = (counted("completions_total", **labels, outcome=one) for one in ("invalid_input", "gone"))
+    with pytest.raises(openai.BadRequestError):
+        await served.said(n=64, logprobs=20, max_tokens=4_000)
+    assert counted("completions_total", **labels, outcome="invalid_input") == refused + 1
+    assert counted("completions_total", **labels, outcome="gone") == gone
+    await eventually(lambda: completions.open == 0)
+
+
+async def test_the_first_token_is_counted_once_though_a_choice_has_none(
+    served: Served, completions: FakeCompletions
+) -> None:
+    before = counted("completion_first_token_seconds_count", route="/completions")
+    completions.play = [chunk("", finish="stop"), chunk("a", sequence=1), chunk("b", sequence=1, finish="stop")]
+    answer = await served.said(n=2)
+    assert [one.text for one in answer.choices] == ["", "ab"]
+    assert counted("completion_first_token_seconds_count", route="/completions") == before + 1
 
 
 async def test_each_decision_leaves_one_audit_line(
