@@ -56,7 +56,7 @@ MODEL_FIELDS = (
 def sampler_report(
     pool: str, member: Member, in_flight: Mapping[str, int], unpaired: Mapping[str, str]
 ) -> pb.SamplerReport:
-    """`in_flight`: queued samples that run there, `unpaired`: why it has no partner; both by sampler id."""
+    """`in_flight`: samples with a request row, `unpaired`: why it has no partner; both by sampler id."""
     registration = member.sampler()
     return pb.SamplerReport(
         pool=pool,
