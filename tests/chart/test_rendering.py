@@ -80,7 +80,7 @@ def test_only_the_mesh_reaches_grpc_and_redis(rendered: Rendered) -> None:
             assert component == "gateway" or rule["from"], f"{component} is open to everyone"
     if "redis" in policies:
         sources = [source["podSelector"]["matchLabels"] for source in policies["redis"]["ingress"][0]["from"]]
-        assert [source["app.kubernetes.io/component"] for source in sources][0] == "scheduler"
+        assert sources[0]["app.kubernetes.io/component"] == "scheduler"
         assert {source.get("tinkermesh.dev/role") for source in sources[1:]} <= {"prefill", "decode"}
 
 

@@ -192,7 +192,7 @@ async def test_a_drained_trainer_gets_nothing_until_it_is_resumed(mesh: MeshProc
 async def test_gc_and_snapshots_name_what_there_is_and_a_settled_request_stays_where_it_is(mesh: MeshProcesses) -> None:
     client = WireClient([mesh.base_url], mesh.api_key)
     model = await created(client, await client.session())
-    snapshot = await saved(client, model, 1, "held", "save_weights_for_sampler")
+    await saved(client, model, 1, "held", "save_weights_for_sampler")
     made = (await client.post("/optim_step", adam(model, 2))).json()["request_id"]
     await client.future(made)
     assert "settled" in command(mesh, "requests", "requeue", made).stderr
@@ -203,7 +203,6 @@ async def test_gc_and_snapshots_name_what_there_is_and_a_settled_request_stays_w
     subjects = {item["subject"] for report in found if report["kind"] == "result" for item in report["items"]}
     assert made in subjects
     assert made not in command(mesh, "gc").stdout
-    assert snapshot.startswith("tinker://")
     await client.close()
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from tests.doubles.eventually import eventually
 from tests.doubles.job_client import JobClient, Json
@@ -146,7 +147,8 @@ async def test_a_cancelled_job_is_continued_JOB_06(mesh: MeshProcesses, client: 
     mesh.inject("sampler", SLOW)
     try:
         source = await client.create(task(400))
-        await asyncio.sleep(2.0)  # a few tokens, however many
+        async with Redis.from_url(f"redis://{mesh.mesh.addresses.redis}") as redis:
+            await eventually(lambda: redis.keys(f"*:jobout:{source}:0:0"))  # a few tokens are saved, however many
         answer = await client.http.post(f"/v1/control/jobs/{source}/cancel")
         assert answer.status_code == 200
         assert (await client.ended(source))["state"] == "cancelled"
