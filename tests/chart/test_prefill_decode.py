@@ -10,12 +10,13 @@ import yaml
 
 from services.common.settings import from_environment
 from services.sampler.settings import Settings
-from tests.chart.helm import EXAMPLES, FULLNAME, ROOT, Rendered, at, example, merged, refusal, render
+from tests.chart.helm import CHART, FULLNAME, ROOT, Rendered, at, example, merged, refusal, render
 from tests.chart.switches import BASE, HOST_MEMORY, LEGS
 from tests.chart.test_contract import chosen
 from tools.chart_schema import camel
 
 ROLES = ("prefill", "decode")
+EXAMPLE = CHART / "examples" / "prefill-decode.yaml"
 OWN = ("role", "kv_directory", "kv_hash_seed", "redis_url", "redis_password_file")
 GIVEN = merged(BASE, LEGS)
 S = "pools.p.samplers"
@@ -52,16 +53,14 @@ def test_samplers_of_both_roles_have_no_tier_and_no_redis() -> None:
     assert {volume["name"] for volume in spec["volumes"]} == {"store", "tmp", "shm", "model"}
 
 
-@pytest.mark.parametrize("path", [None, *EXAMPLES], ids=lambda path: path.stem if path else "base")
-def test_prefill_and_decode_agree_on_all_they_pair_by(path: Any) -> None:
+@pytest.mark.parametrize("values", [GIVEN, example(EXAMPLE)], ids=["base", EXAMPLE.stem])
+def test_prefill_and_decode_agree_on_all_they_pair_by(values: dict[str, Any]) -> None:
     """kv_facts.py says what that is; the engine's version is the images' own."""
-    values = example(path) if path else GIVEN
     rendered = render(values)
     for pool in values["pools"]:
-        if f"Deployment/{FULLNAME}-sampler-{pool}-prefill" in rendered.by_key:
-            first, second = (read(rendered, role, pool) for role in ROLES)
-            for field in ("model_path", "block_size", "kv_hash_seed", "dtype", "kv_directory", "pool"):
-                assert getattr(first, field) == getattr(second, field) != "", field
+        first, second = (read(rendered, role, pool) for role in ROLES)
+        for field in ("model_path", "block_size", "kv_hash_seed", "dtype", "kv_directory", "pool"):
+            assert getattr(first, field) == getattr(second, field) != "", field
 
 
 @pytest.mark.parametrize(("tier", "directory"), [({}, "/store/kv/p"), ({"volume": HOST_MEMORY}, "/kv/p")])
