@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from services.scheduler.jobs.pool_jobs import Busy, PoolJobs
+from services.scheduler.jobs.pool_jobs import PoolJobs, SamplesWait
 from services.scheduler.jobs.task_run import Tools
 from services.scheduler.store.notices import Notices
 
@@ -19,7 +19,7 @@ class JobDispatcher:
     """Implements ports.LeaderTask."""
 
     def __init__(
-        self, tools: Tools, notices: Notices, weights: Mapping[str, float] | None = None, *, interactive: Busy
+        self, tools: Tools, notices: Notices, weights: Mapping[str, float] | None = None, *, interactive: SamplesWait
     ) -> None:
         self._tools = tools
         self._weights = weights

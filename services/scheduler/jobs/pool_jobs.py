@@ -25,13 +25,13 @@ TICK_SECONDS = 1.0
 IDLE_SECONDS = 5.0
 JOBS_PER_PULL = 200
 
-Busy = Callable[[str], bool]
+SamplesWait = Callable[[str], bool]
 """Whether somebody waits for the pool's samplers who goes first."""
 
 
 class PoolJobs:
     def __init__(
-        self, pool: str, term: int, tools: Tools, weights: Mapping[str, float] | None, interactive: Busy
+        self, pool: str, term: int, tools: Tools, weights: Mapping[str, float] | None, interactive: SamplesWait
     ) -> None:
         self._pool = pool
         self._term = term

@@ -10,7 +10,7 @@ from services.scheduler.jobs.book import JobBook
 from services.scheduler.jobs.dispatcher import JobDispatcher
 from services.scheduler.jobs.files import JobFiles
 from services.scheduler.jobs.limits import JobLimits
-from services.scheduler.jobs.pool_jobs import Busy as Interactive
+from services.scheduler.jobs.pool_jobs import SamplesWait
 from services.scheduler.jobs.progress import JobProgress
 from services.scheduler.jobs.server import Jobs
 from services.scheduler.jobs.sweeper import JobSweeper
@@ -26,7 +26,7 @@ class JobParts:
     """Each part is made once, at its first use. `interactive` says whether samples wait in a pool."""
 
     def __init__(
-        self, ground: Ground, generations: Generations, presence: SamplerPresence, interactive: Interactive
+        self, ground: Ground, generations: Generations, presence: SamplerPresence, interactive: SamplesWait
     ) -> None:
         self._ground = ground
         self._generations = generations

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from tinkermesh.v1 import scheduler_pb2
 from tinkermesh.v1 import types_pb2 as types
 
-from services.common.errors import TinkermeshError
+from services.common.errors import TinkermeshError, Unavailable
 from services.scheduler.sampling.link import SamplerLink
 from services.scheduler.sampling.pairing import problems
 from services.scheduler.waking import wait_at_most
@@ -18,6 +18,8 @@ from services.scheduler.waking import wait_at_most
 log = logging.getLogger(__name__)
 
 LOAD_SECONDS = 120.0
+
+T = TypeVar("T")
 
 
 class SamplerDirectory(Protocol):
@@ -79,6 +81,24 @@ class Fleet:
             return
         for link in links:
             self.spawn(self._push(link, adapter))
+
+    async def any_answer(
+        self, pool: str, stage: str, seconds: float, ask: Callable[[SamplerLink, float], Awaitable[T]]
+    ) -> T:
+        """What any of them knows: the least busy one is asked first, another one when that is away.
+
+        Raises what the asked one raises, Unavailable naming the stage when all are away.
+        """
+        end = asyncio.get_running_loop().time() + seconds
+        why = "there is none"
+        for link in sorted(await self.links(pool), key=lambda link: (not link.usable, link.in_flight)):
+            left = end - asyncio.get_running_loop().time()
+            try:
+                return await ask(link, max(left, 0.0))
+            except Unavailable as error:
+                link.suspect()
+                why = error.message
+        raise Unavailable(f"stage {stage!r}: no sampler of pool {pool} answered: {why}")
 
     async def abort(self, pool: str, sampler_id: str, request_id: str) -> None:
         for link in await self.links(pool):

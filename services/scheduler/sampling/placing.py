@@ -56,18 +56,8 @@ class Placements:
             yield Flow(place, move, wanted, self._limits)
 
     async def tokenize(self, pool: str, request: pb.TokenizeRequest, seconds: float) -> bytes:
-        """See the port. Asks the least busy sampler first, another one when that is away."""
-        end = asyncio.get_running_loop().time() + seconds
-        links = sorted(await self._fleet.links(pool), key=lambda link: (not link.usable, link.in_flight))
-        why = "there is none"
-        for link in links:
-            left = end - asyncio.get_running_loop().time()
-            try:
-                return await link.tokenize(request, max(left, 0.0))
-            except Unavailable as error:
-                link.suspect()
-                why = error.message
-        raise Unavailable(f"stage 'tokenize': no sampler of pool {pool} answered: {why}")
+        """See the port."""
+        return await self._fleet.any_answer(pool, "tokenize", seconds, lambda link, left: link.tokenize(request, left))
 
     async def _seated(self, wanted: Wanted, end: float, held: ExitStack) -> Place:
         """A spot that has the adapter, its room counted in `held`; one that cannot load it is passed over."""

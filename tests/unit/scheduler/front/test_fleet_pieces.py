@@ -71,7 +71,7 @@ async def test_when_none_answers_the_client_learns_no_address_of_the_mesh() -> N
 
 
 async def test_without_a_sampler_it_is_said_so() -> None:
-    with pytest.raises(Unavailable, match="pool p answered: it has none"):
+    with pytest.raises(Unavailable, match="pool p answered: there is none"):
         await asked(Fleet())
 
 
