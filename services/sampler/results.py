@@ -12,6 +12,8 @@ from services.common.errors import InvalidInput, ServerError, Unavailable
 from services.sampler.ports import MASK_LOGPROB, GeneratedSequence, PromptAnswer, SequenceDelta, TopkRows
 from services.sampler.prompt_cells import asked_cells
 
+_ANSWERED = ("stop", "length")
+
 
 def build_result(body: SampleBody, sequences: Sequence[GeneratedSequence]) -> SampleResult:
     """Raises Unavailable for an incomplete sequence: it never counts as a finished sample."""
@@ -50,8 +52,13 @@ def check_delta(delta: SequenceDelta) -> None:
     _check_finite(delta.logprobs)
 
 
+def is_cut_off(delta: SequenceDelta) -> bool:
+    """Whether the engine ended the sequence without an answer."""
+    return bool(delta.finish) and delta.finish not in _ANSWERED
+
+
 def _check_finish(finish: str) -> None:
-    if finish not in ("stop", "length"):
+    if finish not in _ANSWERED:
         raise Unavailable(f"stage generating: the engine ended a sequence with {finish!r}; retry")
 
 

@@ -12,7 +12,7 @@ from tinkermesh.v1 import sampler_pb2 as pb
 from services.common.errors import ServerError
 from services.sampler import metrics
 from services.sampler.ports import SequenceDelta
-from services.sampler.results import check_delta, topk_table
+from services.sampler.results import check_delta, is_cut_off, topk_table
 from services.sampler.text import Decoder, TokenText
 
 
@@ -33,18 +33,26 @@ class SequenceTeller:
         self.cached_tokens = 0
 
     async def run(self, deltas: AsyncGenerator[SequenceDelta, None]) -> None:
-        """Until the finish; what the engine would go on to generate then is stopped.
+        """Until the engine has ended: a leg waits for its blocks behind its finish, and fails when they do not come.
 
-        Raises Unavailable for an output that was cut off: it never counts as a finish.
+        What the engine would generate behind a stop string found here is stopped. Raises Unavailable for an output
+        that was cut off, unless the engine raises the cause behind it: it never counts as a finish.
         """
+        cut_off: SequenceDelta | None = None
         async with aclosing(deltas):
             async for delta in deltas:
+                if is_cut_off(delta):
+                    cut_off = delta
+                    continue
                 self._take(delta)
-                if self.finish:
+                if self.finish and not delta.finish:
                     return
-        raise ServerError(
-            f"stage generating: the engine ended sequence {self._index} after {self.tokens} tokens without a finish"
-        )
+        if cut_off is not None:
+            check_delta(cut_off)
+        if not self.finish:
+            raise ServerError(
+                f"stage generating: the engine ended sequence {self._index} after {self.tokens} tokens without a finish"
+            )
 
     def _take(self, delta: SequenceDelta) -> None:
         check_delta(delta)

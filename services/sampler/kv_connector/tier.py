@@ -37,7 +37,7 @@ class TierBounds:
     wait_seconds: float
     """The longest a leg waits for its blocks: to be saved, or to be fetched."""
     strict: bool
-    """A decode leg whose blocks are missing fails, instead of computing them again."""
+    """A leg whose blocks are missing fails, instead of leaving it to the decode leg to compute them again."""
     collects: bool
     """Whether this sampler keeps the tier within its bounds: those that save do."""
 
@@ -88,11 +88,20 @@ class KvTier:
         done = asyncio.wrap_future(self._ledger.expect(sequence_id, keys))
         try:
             yield
-            with kv_metrics.waiting("save"), span("sampler.kv_save", {"blocks": len(keys)}):
-                await self._until_saved(sequence_id, done)
+            await self._saved_or_left(sequence_id, done, len(keys))
         finally:
             done.cancel()
             self._ledger.forget(sequence_id)
+
+    async def _saved_or_left(self, sequence_id: str, done: asyncio.Future[None], blocks: int) -> None:
+        """Without `strict` what is not saved is left to the decode leg's engine."""
+        try:
+            with kv_metrics.waiting("save"), span("sampler.kv_save", {"blocks": blocks}):
+                await self._until_saved(sequence_id, done)
+        except Unavailable as failure:
+            if self._bounds.strict:
+                raise
+            log.warning("%s: the decode leg's engine computes what is missing", failure.message)
 
     async def _until_saved(self, sequence_id: str, done: asyncio.Future[None]) -> None:
         try:

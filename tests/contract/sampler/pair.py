@@ -72,6 +72,18 @@ def metric(process: SamplerProcess, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
 
+def leg_request(
+    leg: int, prompt: list[int], length: int, adapter: AdapterRef | None = None, salt: str = ""
+) -> pb.SampleRequest:
+    return pb.SampleRequest(
+        request_id=f"leg.{next(_numbers)}",
+        adapter=adapter,
+        body=body(prompt, max_tokens=length, temperature=0.0),
+        cache_salt=salt,
+        leg=leg,
+    )
+
+
 @dataclass(slots=True)
 class Flow:
     """Clients of the three; `split` is what a router does."""
@@ -96,14 +108,7 @@ class Flow:
         salt: str = "",
     ) -> tuple[Sequence, int]:
         """The sequence, and prompt tokens that were not computed."""
-        request = pb.SampleRequest(
-            request_id=f"leg.{next(_numbers)}",
-            adapter=adapter,
-            body=body(prompt, max_tokens=length, temperature=0.0),
-            cache_salt=salt,
-            leg=leg,
-        )
-        result = (await client.stub.Sample(request, timeout=60)).result
+        result = (await client.stub.Sample(leg_request(leg, prompt, length, adapter, salt), timeout=60)).result
         return Sequence.of(result.sequences[0]), result.prompt_cache_hit_tokens
 
     async def split(

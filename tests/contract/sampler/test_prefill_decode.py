@@ -17,7 +17,7 @@ from tinkermesh.v1.types_pb2 import AdapterRef
 
 from tests.contract.sampler.adapters import write_adapter
 from tests.contract.sampler.client import SamplerClient, status
-from tests.contract.sampler.pair import BLOCK, WAIT_SECONDS, Flow, Pair, metric, running_pair
+from tests.contract.sampler.pair import BLOCK, WAIT_SECONDS, Flow, Pair, leg_request, metric, running_pair
 from tests.doubles.small_disk import full
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
@@ -178,6 +178,22 @@ async def test_a_full_disk_fails_the_prefill_leg_and_nothing_else(pair: Pair, fl
         assert (await flow.prefill.greedy(prompt, 3)).tokens == (await flow.mixed(prompt, 3))[0]
     assert list(pair.tier.rglob("*.tmp")) == []
     assert differences(await flow.split(prompt, LENGTH), await flow.mixed(prompt, LENGTH)) < 1e-4
+
+
+async def test_a_streamed_prefill_leg_fails_behind_its_token_when_its_blocks_are_not_saved(
+    pair: Pair, flow: Flow
+) -> None:
+    prompt = random.Random(84).choices(range(2, 500), k=2 * BLOCK + 7)
+    asked = pb.SampleStreamRequest(sample=leg_request(pb.LEG_PREFILL, prompt, 1))
+    told: list[pb.SampleChunk] = []
+
+    async def listen() -> None:
+        async for chunk in flow.prefill.stub.SampleStream(asked, timeout=60):
+            told.append(chunk)
+
+    with full(pair.tier):
+        assert "the tier's disk is full" in await failure(listen())
+    assert [chunk.finish for chunk in told] == ["length"]
 
 
 async def test_an_adapter_deleted_under_running_engines_is_a_user_error_and_they_live_on(

@@ -67,6 +67,8 @@ class FakeEngine:
     """Tokens that a stream generates, instead of 0, 1, 2, …"""
     told: int = 0
     per_delta: int = 1
+    failure: Exception | None = None
+    """Raised by a stream behind its finish."""
     tokenizer: WordTokenizer = field(default_factory=WordTokenizer)
     tier: Tier | None = None
     running: int = 0
@@ -128,6 +130,8 @@ class FakeEngine:
                 yield SequenceDelta(
                     np.int32(gained), -np.arange(at, at + len(gained)) - np.float32(0.5), finish, None, 3
                 )
+            if self.failure is not None:
+                raise self.failure
         finally:
             self.running -= 1
             if not finish:

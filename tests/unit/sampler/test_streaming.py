@@ -11,7 +11,15 @@ import pytest
 from tinkermesh.v1 import sampler_pb2 as pb
 from tinkermesh.v1.types_pb2 import AdapterRef, StopCondition
 
-from services.common.errors import AdapterNotLoaded, Busy, InvalidInput, KeyConflict, ServerError, Unavailable
+from services.common.errors import (
+    AdapterNotLoaded,
+    Busy,
+    CacheNotReady,
+    InvalidInput,
+    KeyConflict,
+    ServerError,
+    Unavailable,
+)
 from services.sampler.adapter_files import AdapterFiles
 from services.sampler.adapter_table import AdapterTable
 from services.sampler.ports import EngineDead
@@ -210,6 +218,27 @@ async def test_an_output_that_was_cut_off_is_no_finish_SAMP_08(engine: FakeEngin
     engine.finish = finish
     with pytest.raises(Unavailable, match="stage generating: the engine ended a sequence with"):
         await chunks(runs_of(engine, tmp_path).chunks(request()))
+
+
+async def test_what_the_engine_raises_behind_its_finish_fails_the_stream_PDR_17(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    """A prefill leg tells its token at once, and fails when its blocks are not saved."""
+    engine.failure = CacheNotReady("stage kv save: 3 blocks of the prompt are not in the tier")
+    call = runs_of(engine, tmp_path).chunks(request(leg=pb.LEG_PREFILL, max_tokens=1))
+    first = await anext(call)
+    assert (ids([first]), first.finish) == ([0], "length")
+    with pytest.raises(CacheNotReady, match="stage kv save"):
+        await anext(call)
+
+
+async def test_a_sequence_that_was_cut_off_fails_with_the_engines_cause_PDR_17(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    """Of a decode leg whose blocks are gone: another type would have its sampler taken for dead."""
+    engine.finish, engine.failure = "error", CacheNotReady("stage kv transfer: block 12 is refused")
+    with pytest.raises(CacheNotReady, match="stage kv transfer"):
+        await chunks(runs_of(engine, tmp_path).chunks(request(leg=pb.LEG_DECODE)))
 
 
 async def test_a_stream_without_a_finish_is_an_error_with_its_cause_SAMP_06(engine: FakeEngine, tmp_path: Path) -> None:

@@ -99,6 +99,13 @@ async def test_a_leg_whose_blocks_never_come_ends_with_their_number_PDR_17(
     assert message.startswith("stage kv save: 3 blocks of the prompt are not in the tier after 0.5 s")
 
 
+async def test_without_strict_a_leg_whose_blocks_never_come_ends_well(make_tier: TierMaker) -> None:
+    tier = make_tier(wait_seconds=0.2, strict=False)
+    async with tier.saving("s", KEYS):
+        pass
+    assert tier.idle
+
+
 async def test_a_decode_leg_waits_for_a_save_in_flight_PDR_17(make_tier: TierMaker) -> None:
     tier, other = make_tier(), make_tier(collects=False)
     await save(tier, keys=KEYS[:3])
