@@ -72,8 +72,8 @@ def loaded(*, again: bool) -> None:
     _loads.labels("again" if again else "first").inc()
 
 
-def missed() -> None:
-    _misses.inc()
+def missed(blocks: int) -> None:
+    _misses.inc(blocks)
 
 
 def refused(cause: str) -> None:

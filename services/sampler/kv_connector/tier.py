@@ -154,8 +154,11 @@ class KvTier:
         deadline, pause = loop.time() + self._bounds.wait_seconds, _FIRST_PAUSE
         while True:
             failure = await loop.run_in_executor(self._fetchers, self._fetch, sequence_id, keys, held)
-            if failure is None or failure.final or loop.time() + pause > deadline:
-                return failure.error if failure is not None else None
+            if failure is None:
+                return None
+            if failure.final or loop.time() + pause > deadline:
+                kv_metrics.missed(failure.missed)
+                return failure.error
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -166,17 +169,15 @@ class KvTier:
             absent = self._catalog.missing(wanted)
         except CatalogAway as away:
             return _Failure(away, final=False)
-        skipped, bad = set(absent), None
-        for key in wanted:
-            if key not in skipped:
-                bad = self._stage(sequence_id, key) or bad
-        if bad is not None and bad.final:
-            return bad
-        if absent or bad is not None:
-            kv_metrics.missed()
-            first = absent[0] if absent else ""
-            return bad or _Failure(self._missing(first, keys.index(first), len(keys)), final=False)
-        return None
+        skipped = set(absent)
+        there = [key for key in wanted if key not in skipped]
+        failures = [failure for key in there if (failure := self._stage(sequence_id, key)) is not None]
+        if final := next((failure for failure in failures if failure.final), None):
+            return final
+        if not absent and not failures:
+            return None
+        error = failures[0].error if failures else self._missing(absent[0], keys.index(absent[0]), len(keys))
+        return _Failure(error, final=False, missed=len(absent) + len(failures))
 
     def _stage(self, sequence_id: str, key: str) -> _Failure | None:
         try:
@@ -253,3 +254,5 @@ class _Failure:
     error: Unavailable
     final: bool
     """Waiting does not mend it."""
+    missed: int = 0
+    """Blocks that are not there."""

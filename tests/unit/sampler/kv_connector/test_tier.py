@@ -19,6 +19,7 @@ from services.sampler.kv_connector.block_store import BlockStore
 from services.sampler.kv_connector.catalog import Catalog, CatalogAway
 from services.sampler.kv_connector.janitor import Janitor
 from services.sampler.kv_connector.tier import KvTier, TierBounds
+from services.sampler.kv_metrics import SAMPLER
 from tests.doubles.eventually import eventually
 from tests.doubles.small_disk import full, small_disk
 from tests.doubles.valkey import ValkeyProcess
@@ -120,6 +121,32 @@ async def test_a_decode_leg_whose_block_is_missing_names_it_PDR_17(make_tier: Ti
     tier = make_tier(collects=False, wait_seconds=0.2)
     message = await refused(fetch(tier), CacheNotReady)
     assert message.startswith(f"stage kv transfer: block {KEYS[2][:16]} (3 of 4 of the prompt) is not in the tier")
+
+
+async def test_missed_blocks_are_counted_once_however_often_they_were_looked_for(make_tier: TierMaker) -> None:
+    await save(make_tier(), keys=KEYS[:1])
+    before = missed()
+    await refused(fetch(make_tier(collects=False, wait_seconds=0.3)))
+    assert missed() - before == 3
+
+
+def missed() -> float:
+    value = SAMPLER.registry.get_sample_value("tinkermesh_sampler_kv_blocks_missed_total")
+    assert value is not None
+    return value
+
+
+async def test_a_corrupt_block_fails_the_leg_at_once_beside_one_whose_file_is_gone(
+    make_tier: TierMaker, tmp_path: Path
+) -> None:
+    blocks = store(tmp_path / "tier")
+    tier = make_tier(blocks)
+    await save(tier)
+    file = blocks.path(KEYS[1])
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    blocks.drop(KEYS[3])
+    async with asyncio.timeout(30):  # half of the leg's own bound
+        assert "its checksum is another" in await refused(fetch(tier), CacheNotReady)
 
 
 async def test_without_strict_what_is_there_is_used_and_the_rest_left_to_the_engine_PDR_17(
