@@ -57,8 +57,8 @@ for _stage in ("save", "transfer"):
     _wait_failures.labels(_stage)
 
 
-def saved(outcome: SaveOutcome, blocks: int = 1) -> None:
-    _saves.labels(outcome).inc(blocks)
+def saved(outcome: SaveOutcome) -> None:
+    _saves.labels(outcome).inc()
 
 
 @contextmanager

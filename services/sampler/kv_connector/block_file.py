@@ -48,6 +48,11 @@ class BadBlock(Exception):
         super().__init__(message)
         self.cause: Cause = cause
 
+    @property
+    def is_wrong(self) -> bool:
+        """It is there, and waiting does not mend it."""
+        return self.cause not in ("missing", "unreadable")
+
 
 def encode(key: str, geometry: BlockGeometry, payload: bytes) -> bytes:
     header = msgspec.json.encode(Header(key=key, geometry=geometry))

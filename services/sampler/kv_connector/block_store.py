@@ -37,10 +37,6 @@ class BlockStore:
         self._directory = root / namespace
         self._geometry = geometry
 
-    @property
-    def geometry(self) -> BlockGeometry:
-        return self._geometry
-
     def prepare(self) -> None:
         """Raises OSError where the directory cannot be made."""
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from typing import Literal
 
 from services.sampler import kv_metrics
 from services.sampler.kv_connector.block_store import BlockStore, Entry
@@ -88,12 +89,11 @@ class Janitor:
         old = [entry for entry in oldest if entry.used < horizon]
         rest = oldest[len(old) :]
         much = _beyond(rest, self._limit, int(self._limit * LOWER_TO))
-        for why, part in (("age", old), ("size", much)):
-            self._drop(part)
-            kv_metrics.collected(why, len(part))  # type: ignore[arg-type]
+        self._drop("age", old)
+        self._drop("size", much)
         return {entry.key for entry in (*old, *much)}
 
-    def _drop(self, entries: list[Entry]) -> None:
+    def _drop(self, why: Literal["age", "size"], entries: list[Entry]) -> None:
         """From the catalog first: what it names should be there."""
         if not entries:
             return
@@ -103,6 +103,7 @@ class Janitor:
             log.warning("%s", away.message)
         for entry in entries:
             self._store.drop(entry.key)
+        kv_metrics.collected(why, len(entries))
 
 
 def _beyond(oldest_first: list[Entry], limit: int, lower_to: int) -> list[Entry]:

@@ -37,9 +37,6 @@ class Due:
     last: int
     tail: bool
 
-    def __bool__(self) -> bool:
-        return self.tail or self.last > self.first
-
 
 @dataclass(slots=True)
 class SaveProgress:
@@ -58,10 +55,6 @@ class SaveProgress:
     def tail_tokens(self) -> int:
         """Tokens of the prompt's last, partial block; 0 = it ends with a full one, and has no tail."""
         return self.prompt % self.block_size
-
-    @property
-    def complete(self) -> bool:
-        return self.next_block == self.full_blocks and (self.tail_saved or not self.tail_tokens)
 
     def advance(self, step: StepView) -> Due:
         """What `step` makes due; it counts as saved from then on. What is not due yet stays for a later step."""

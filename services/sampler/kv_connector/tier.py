@@ -183,7 +183,7 @@ class KvTier:
         try:
             self._staging.put(sequence_id, key, self._store.read(key))
         except BadBlock as bad:
-            return _Failure(self._refused(key, bad), final=bad.cause not in ("missing", "unreadable"))
+            return _Failure(self._refused(key, bad), final=bad.is_wrong)
         kv_metrics.loaded(again=False)
         return None
 
@@ -196,7 +196,7 @@ class KvTier:
     def _refused(self, key: str, bad: BadBlock) -> Unavailable:
         """One that is there and wrong is gone from the directory already; the catalog forgets it too."""
         kv_metrics.refused(bad.cause)
-        if bad.cause not in ("missing", "unreadable"):
+        if bad.is_wrong:
             log.error("block %s is dropped: %s", key[:16], bad)
             with suppress(CatalogAway):
                 self._catalog.remove([key])

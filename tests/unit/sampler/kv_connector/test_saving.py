@@ -32,10 +32,8 @@ def test_a_prompt_that_is_mostly_a_prefix_hit_is_saved_in_its_first_step_TAIL_03
 
 @pytest.mark.parametrize("prompt", [16, 32])
 def test_a_prompt_of_whole_blocks_has_no_tail_TAIL_05(prompt: int) -> None:
-    progress = SaveProgress(prompt, BLOCK)
-    assert progress.tail_tokens == 0
-    assert not progress.advance(step(0, prompt)).tail
-    assert progress.complete
+    assert SaveProgress(prompt, BLOCK).tail_tokens == 0
+    assert timeline(prompt, step(0, prompt), step(prompt, 1)) == [(list(range(prompt // BLOCK)), False), ([], False)]
 
 
 def test_a_prompt_shorter_than_a_block_is_a_tail_alone_TAIL_05() -> None:
