@@ -95,7 +95,7 @@ def _parts(keys: Iterable[str]) -> Iterator[list[str]]:
 
 
 def connect(address: RedisAddress) -> Any:
-    """A synchronous client that waits briefly and repeats nothing; a cluster's asks for its nodes at once."""
+    """A synchronous client that waits briefly and repeats a call once; a cluster's asks for its nodes at once."""
     options: dict[str, Any] = {
         "username": address.username,
         "password": address.password,

@@ -43,7 +43,7 @@ class TierBounds:
 
 
 class KvTier:
-    """`saving` and `fetched` belong to the event loop, the rest to the engine's thread."""
+    """Legs wait in the event loop, the engine's thread copies blocks; start, stop and operators' calls are any's."""
 
     def __init__(self, store: BlockStore, catalog: Catalog, bounds: TierBounds) -> None:
         self._store = store

@@ -29,10 +29,10 @@ def geometry_of(caches: Mapping[str, torch.Tensor], block_size: int) -> BlockGeo
     """Of caches [blocks, kv_heads, block_size, 2 * head_dim], one for each layer. Raises InvalidInput for others."""
     shapes = {tuple(cache.shape[1:]) for cache in caches.values()}
     kinds = {cache.dtype for cache in caches.values()}
-    if len(shapes) != 1 or len(kinds) != 1 or len(shape := shapes.pop()) != 3 or shape[1] != block_size:
-        raise InvalidInput(f"this engine's cache cannot be shared: its layers have blocks of {shapes or shape}")
-    dtype = kinds.pop()
-    heads, _, row = shape
+    alike = len(shapes) == len(kinds) == 1
+    if not alike or any(len(shape) != 3 or shape[1] != block_size for shape in shapes):
+        raise InvalidInput(f"this engine's cache cannot be shared: its layers have blocks of {shapes} and {kinds}")
+    ((heads, _, row),), (dtype,) = shapes, kinds
     return BlockGeometry(
         layers=len(caches),
         kv_heads=heads,

@@ -83,6 +83,11 @@ def test_a_cache_of_another_layout_is_refused(shape: tuple[int, ...]) -> None:
         geometry_of({"layers.0": torch.zeros(shape)}, BLOCK)
 
 
+def test_an_engine_without_a_cache_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="cannot be shared"):
+        geometry_of({}, BLOCK)
+
+
 def test_a_cache_whose_layers_differ_is_refused() -> None:
     mixed = {"layers.0": torch.zeros(BLOCKS, HEADS, BLOCK, ROW), "layers.1": torch.zeros(BLOCKS, 1, BLOCK, ROW)}
     with pytest.raises(InvalidInput, match="cannot be shared"):
