@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 from tinkermesh.v1 import completions_pb2 as pb
 
 from services.common.errors import InvalidInput, TinkermeshError
-from services.gateway import metrics
+from services.gateway import metrics, sse
 from services.gateway.http import json_response
-from services.gateway.openai import sse
 from services.gateway.openai.answer import Answer
 from services.gateway.openai.checks import Wish
 from services.gateway.openai.errors import INTERNAL, error_object
@@ -25,6 +22,9 @@ from services.gateway.upstream.completions import Generation
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+ALIVE = b": alive\n\n"
+DONE = b"data: [DONE]\n\n"
 
 
 class ClientGone(Exception):
@@ -63,7 +63,7 @@ class Serving:
         try:
             async for chunk in self._beating(heartbeat_seconds):
                 if chunk is None:
-                    yield sse.ALIVE
+                    yield ALIVE
                 elif (made := self._answer.event(chunk)) is not None:
                     yield sse.event(made)
         except TinkermeshError as error:
@@ -79,7 +79,7 @@ class Serving:
         self._counted.outcome = "ok"
         if (usage := self._answer.usage_event()) is not None:
             yield sse.event(usage)
-        yield sse.DONE
+        yield DONE
 
     def end(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """However it ended, an error that has a status of its own included; whatever still runs for it is aborted."""
@@ -109,18 +109,6 @@ class Serving:
         if chunk is not None and chunk.tokens and self._answer.completion_tokens == 0:
             self._counted.first()
         return chunk
-
-
-class EventStream(StreamingResponse):
-    """`ends` is closed when the answer is over, however it ended."""
-
-    def __init__(self, events: AsyncIterator[bytes], ends: ExitStack) -> None:
-        super().__init__(events, headers=sse.HEADERS, media_type=sse.CONTENT_TYPE)
-        self._ends = ends
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._ends:
-            await super().__call__(scope, receive, send)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -7,9 +7,8 @@ from contextlib import ExitStack
 from functools import partial
 
 import msgspec
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 from tinkermesh.v1 import jobs_pb2 as pb
 
 from services.common.errors import InvalidInput, TinkermeshError
@@ -20,6 +19,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.http import json_response
 from services.gateway.places import Places
 from services.gateway.settings import Limits
+from services.gateway.sse import EventStream, event
 from services.gateway.validation.jobs import job_tasks
 from services.gateway.wire import job_bodies as bodies
 from services.gateway.wire import render_job as render
@@ -51,14 +51,14 @@ def routes(gateway: Gateway) -> list[Route]:
 
 
 async def create_job(call: Call) -> Response:
+    call.decision.op = "create_job"
     body = await call.body()
-    prepared = await call.gateway.offload.run(len(body), _prepare, body, call.gateway.limits)
-    name, base_model, tasks = prepared
+    name, base_model, tasks = await call.gateway.offload.run(len(body), _prepare, body, call.gateway.limits)
     header = pb.CreateJobHeader(
         tenant_id=call.tenant, idempotency_key=call.header("x-idempotency-key"), name=name, base_model=base_model
     )
     job = await call.gateway.jobs.create(header, tasks)
-    call.decision.op, call.decision.request_id = "create_job", job.job_id
+    call.decision.request_id = job.job_id
     return json_response(render.job(job), 200 if job.repeated else 201)
 
 
@@ -110,21 +110,7 @@ async def job_events(places: Places, call: Call) -> Response:
         held.enter_context(places.held_by(call.tenant))
         changes = call.gateway.jobs.watch(call.tenant, _job_id(call), HEARTBEAT_SECONDS)
         first = await anext(changes)
-        return _Events(_events(call.gateway, first, changes), held.pop_all())
-
-
-class _Events(StreamingResponse):
-    """`ends` is closed when the answer is over, however it ended."""
-
-    def __init__(self, content: AsyncIterator[bytes], ends: ExitStack) -> None:
-        super().__init__(content, media_type="text/event-stream", headers={"cache-control": "no-store"})
-        self._ends = ends
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._ends.close()
+        return EventStream(_events(call.gateway, first, changes), held.pop_all())
 
 
 async def _events(
@@ -138,13 +124,13 @@ async def _events(
             if gateway.hub.draining:
                 return
     except TinkermeshError as error:
-        yield b"event: error\ndata: " + msgspec.json.encode(error_body(error)) + b"\n\n"
+        yield event(error_body(error), "error")
 
 
 def _event(job: pb.Job | None) -> bytes:
     if job is None:
         return b": nothing new\n\n"
-    return b"event: job\ndata: " + msgspec.json.encode(render.job(job)) + b"\n\n"
+    return event(render.job(job), "job")
 
 
 def _job_id(call: Call) -> str:

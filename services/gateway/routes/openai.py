@@ -21,9 +21,10 @@ from services.gateway.openai.answer import Answer
 from services.gateway.openai.checks import Wish
 from services.gateway.openai.errors import error_response, internal_error_response
 from services.gateway.openai.forms import ChatForm, CompletionForm, Form
-from services.gateway.openai.serving import ClientGone, EventStream, Serving, check_size, while_connected
+from services.gateway.openai.serving import ClientGone, Serving, check_size, while_connected
 from services.gateway.places import Places
 from services.gateway.settings import Limits
+from services.gateway.sse import EventStream
 from services.gateway.wire.json_body import check_parts, decode
 
 SURFACE = Surface("/oai/api/v1", error_response, internal_error_response)

@@ -17,9 +17,8 @@ from services.gateway.validation.jobs import job_tasks
 from services.gateway.wire import job_bodies as bodies
 from services.gateway.wire.json_body import decode
 from tests.contract.gateway.conftest import Client
+from tests.contract.gateway.fake_jobs import JOB_ID as JOB
 from tests.contract.gateway.test_fuzz import json_values
-
-JOB = f"job-{'a' * 32}.double"
 
 
 def made(body: Any) -> Any:
