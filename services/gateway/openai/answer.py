@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from tinkermesh.v1 import completions_pb2 as pb
 
+from services.common.datum_blocks import ITEM_BYTES
 from services.gateway.openai.checks import Wish
 from services.gateway.openai.deltas import Delta, Reader
 from services.gateway.openai.forms import ChatForm, Form
-
-ITEM_BYTES = 4
 
 
 class Answer:

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from services.gateway.wire.json_body import INT64_MAX
+from services.gateway.wire.json_body import INT32_MAX, INT64_MAX
 
 Seed = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
-Small = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Small = Annotated[int, Meta(ge=-INT32_MAX - 1, le=INT32_MAX)]
 NOTHING = Raw(b"null")
 
 

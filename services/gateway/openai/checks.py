@@ -8,19 +8,20 @@ from typing import Any
 from tinkermesh.v1 import completions_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
+from services.common.datum_blocks import ITEM_BYTES
 from services.common.errors import InvalidInput
 from services.gateway.openai.bodies import Chat, Completion, Sampling
 from services.gateway.openai.prompts import chat_of, prompts_of
 from services.gateway.settings import Limits
-from services.gateway.validation.numbers import finite
+from services.gateway.validation.numbers import at_least, whole
+from services.gateway.validation.sampling import MAX_STOP_CHARACTERS, top_p
+from services.gateway.wire.json_body import INT32_MAX
 
 DEFAULT_TOKENS = 16
 """Of a completion without max_tokens, as OpenAI has it."""
 MAX_NAME = 1_024
 MAX_ECHOED = 1 << 17
 """Token ids of prompts whose text is told: each comes from a sampler as bytes of its own, in one message."""
-ITEM_BYTES = 4
-_MAX_STOP_CHARACTERS = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Wish:
 def completion(body: Completion, limits: Limits) -> tuple[pb.GenerateRequest, Wish]:
     _neutral("suffix", body.suffix, None, "")
     _neutral("best_of", body.best_of, None, 1, body.n or 1)
-    logprobs = None if body.logprobs is None else _whole("logprobs", body.logprobs, 0, limits.max_topk_logprobs)
+    logprobs = None if body.logprobs is None else whole("logprobs", body.logprobs, 0, limits.max_topk_logprobs)
     if body.echo and logprobs is not None:
         raise InvalidInput("echo: logprobs of the prompt are not served here; leave out echo or logprobs")
     request, wish = _request(body, logprobs, limits, echo=bool(body.echo))
@@ -53,7 +54,7 @@ def completion(body: Completion, limits: Limits) -> tuple[pb.GenerateRequest, Wi
     if body.max_tokens is None:
         request.default_tokens = DEFAULT_TOKENS
     else:
-        request.max_tokens = _whole("max_tokens", body.max_tokens, 1, (1 << 31) - 1)
+        request.max_tokens = whole("max_tokens", body.max_tokens, 1, INT32_MAX)
     return request, wish
 
 
@@ -69,7 +70,7 @@ def chat(body: Chat, limits: Limits) -> tuple[pb.GenerateRequest, Wish]:
     if asked is None:
         name, asked = "max_tokens", body.max_tokens
     if asked is not None:
-        request.max_tokens = _whole(name, asked, 1, (1 << 31) - 1)
+        request.max_tokens = whole(name, asked, 1, INT32_MAX)
     return request, wish
 
 
@@ -77,7 +78,7 @@ def _chat_logprobs(body: Chat, limits: Limits) -> int | None:
     if not body.logprobs:
         _neutral("top_logprobs", body.top_logprobs, None, 0, remedy="it needs logprobs to be true")
         return None
-    return _whole("top_logprobs", body.top_logprobs or 0, 0, limits.max_topk_logprobs)
+    return whole("top_logprobs", body.top_logprobs or 0, 0, limits.max_topk_logprobs)
 
 
 def _request(body: Sampling, logprobs: int | None, limits: Limits, *, echo: bool) -> tuple[pb.GenerateRequest, Wish]:
@@ -106,10 +107,10 @@ def _request(body: Sampling, logprobs: int | None, limits: Limits, *, echo: bool
 
 def _sample(body: Sampling, limits: Limits) -> types.SampleBody:
     sample = types.SampleBody(
-        num_samples=1 if body.n is None else _whole("n", body.n, 1, limits.max_samples),
+        num_samples=1 if body.n is None else whole("n", body.n, 1, limits.max_samples),
         stop=_stop(body, limits),
-        temperature=_temperature(body.temperature),
-        top_p=_top_p(body.top_p),
+        temperature=1.0 if body.temperature is None else at_least("temperature", body.temperature, 0.0),
+        top_p=1.0 if body.top_p is None else top_p(body.top_p),
         top_k=_top_k(body.top_k),
     )
     if body.seed is not None:
@@ -120,24 +121,6 @@ def _sample(body: Sampling, limits: Limits) -> types.SampleBody:
 def _neutral(name: str, value: Any, *neutral: Any, remedy: str = "it is not supported here; leave it out") -> None:
     if value not in neutral:
         raise InvalidInput(f"{name}: {remedy}")
-
-
-def _whole(name: str, value: int, low: int, high: int) -> int:
-    if not low <= value <= high:
-        raise InvalidInput(f"{name}: it must lie in [{low}, {high}], not {value}")
-    return value
-
-
-def _temperature(value: float | None) -> float:
-    if value is not None and finite("temperature:", value) < 0:
-        raise InvalidInput(f"temperature: it must be >= 0, not {value:g}")
-    return 1.0 if value is None else value
-
-
-def _top_p(value: float | None) -> float:
-    if value is not None and not 0 < finite("top_p:", value) <= 1:
-        raise InvalidInput(f"top_p: it must lie in (0, 1], not {value:g}")
-    return 1.0 if value is None else value
 
 
 def _top_k(value: int | None) -> int:
@@ -155,8 +138,8 @@ def _stop(body: Sampling, limits: Limits) -> types.StopCondition:
         raise InvalidInput("stop_token_ids: they cannot be combined with stop; send one of them")
     if len(texts) + len(ids) > limits.max_stops:
         raise InvalidInput(f"stop: at most {limits.max_stops} entries")
-    if any(not 1 <= len(text) <= _MAX_STOP_CHARACTERS for text in texts):
-        raise InvalidInput(f"stop: each text must have 1 to {_MAX_STOP_CHARACTERS} characters")
+    if any(not 1 <= len(text) <= MAX_STOP_CHARACTERS for text in texts):
+        raise InvalidInput(f"stop: each text must have 1 to {MAX_STOP_CHARACTERS} characters")
     if any(one < 0 for one in ids):
         raise InvalidInput("stop_token_ids: a token id is outside the vocabulary")
     return types.StopCondition(strings=texts, token_ids=ids)

@@ -11,7 +11,7 @@ import numpy as np
 from tinkermesh.v1 import completions_pb2 as pb
 from tinkermesh.v1 import types_pb2 as types
 
-PADDING = -99999.0
+from services.gateway.wire.render_sample import MASK_LOGPROB
 
 
 class Piece(NamedTuple):
@@ -55,8 +55,8 @@ class Delta:
 class Reader:
     """Reads one sequence's chunks."""
 
-    def __init__(self, offset: int = 0) -> None:
-        self._offset = offset
+    def __init__(self) -> None:
+        self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def delta(self, chunk: pb.GeneratedChunk) -> Delta:
@@ -76,4 +76,4 @@ def _row(table: types.TopkTable, pieces: Sequence[bytes], index: int) -> list[Pi
         return []
     start, end = index * table.k, (index + 1) * table.k
     scores = np.frombuffer(table.logprobs, "<f4")[start:end].tolist()
-    return [Piece(one, score) for one, score in zip(pieces[start:end], scores, strict=True) if score != PADDING]
+    return [Piece(one, score) for one, score in zip(pieces[start:end], scores, strict=True) if score != MASK_LOGPROB]

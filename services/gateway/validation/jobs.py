@@ -9,8 +9,8 @@ from tinkermesh.v1 import jobs_pb2 as pb
 from services.common.errors import InvalidInput
 from services.common.ids import parse_job_id
 from services.gateway.settings import Limits
-from services.gateway.validation.numbers import above, at_least, whole
-from services.gateway.validation.sampling import stop_condition
+from services.gateway.validation.numbers import at_least, whole
+from services.gateway.validation.sampling import stop_condition, top_k, top_p
 from services.gateway.wire import job_bodies as bodies
 from services.gateway.wire.json_body import INT32_MAX, INT64_MAX
 
@@ -58,7 +58,7 @@ def _checked(body: bodies.JobTask, limits: Limits) -> pb.JobTask:
         task_id=_short("task_id", body.task_id, _LONGEST_ID),
         n=whole("n", body.n, 1, limits.max_samples),
         stop=stop_condition(body.stop, INT32_MAX, limits),
-        top_k=_top_k(body.top_k),
+        top_k=top_k(body.top_k),
     )
     _set_source(task, body, limits)
     if body.max_tokens is not None:
@@ -68,7 +68,7 @@ def _checked(body: bodies.JobTask, limits: Limits) -> pb.JobTask:
     if body.temperature is not None:
         task.temperature = at_least("temperature", body.temperature, 0.0)
     if body.top_p is not None:
-        task.top_p = _top_p(body.top_p)
+        task.top_p = top_p(body.top_p)
     if body.lora_path is not UNSET:
         task.lora_path = _short("lora_path", str(body.lora_path or ""), _LONGEST_PATH)
     return task
@@ -110,18 +110,6 @@ def _reference(body: bodies.JobReference) -> pb.JobReference:
     if body.sample_index is not None:
         reference.sample_index = whole("continue_from: sample_index", body.sample_index, 0, INT32_MAX)
     return reference
-
-
-def _top_p(value: float) -> float:
-    if above("top_p", value, 0.0) > 1.0:
-        raise InvalidInput(f"top_p must lie in (0, 1], not {value:g}")
-    return value
-
-
-def _top_k(value: int) -> int:
-    if value != -1 and not 1 <= value <= INT32_MAX:
-        raise InvalidInput(f"top_k must be -1 (off) or lie in [1, {INT32_MAX}], not {value}")
-    return value
 
 
 def _short(field: str, text: str, most: int) -> str:

@@ -13,10 +13,9 @@ from services.gateway.validation.numbers import above, at_least, whole
 from services.gateway.validation.prompt_cells import prompt_cells
 from services.gateway.wire import bodies
 from services.gateway.wire.batch_json import tokens_of
-from services.gateway.wire.json_body import INT64_MAX
+from services.gateway.wire.json_body import INT32_MAX, INT64_MAX
 
-_MAX_STOP_CHARACTERS = 1024
-_MAX_TOP_K = (1 << 31) - 1
+MAX_STOP_CHARACTERS = 1024
 
 
 class Sampler(NamedTuple):
@@ -40,8 +39,8 @@ def sample(body: bodies.Sample, sampler: Sampler, limits: Limits) -> types.Sampl
         max_tokens=_max_tokens(params.max_tokens, length, sampler.facts.max_context, scored=bool(body.prompt_logprobs)),
         stop=stop_condition(params.stop, sampler.facts.vocab_size, limits),
         temperature=at_least("temperature", params.temperature, 0.0),
-        top_p=_top_p(params.top_p),
-        top_k=_top_k(params.top_k),
+        top_p=top_p(params.top_p),
+        top_k=top_k(params.top_k),
         prompt_logprobs=bool(body.prompt_logprobs),
         topk_prompt_logprobs=whole("topk_prompt_logprobs", body.topk_prompt_logprobs, 0, limits.max_topk_logprobs),
         topk_sample_logprobs=whole("topk_sample_logprobs", body.topk_sample_logprobs, 0, limits.max_topk_logprobs),
@@ -114,15 +113,15 @@ def _max_tokens(asked: int | None, prompt: int, context: int, *, scored: bool) -
     return asked
 
 
-def _top_p(value: float) -> float:
+def top_p(value: float) -> float:
     if above("top_p", value, 0.0) > 1.0:
         raise InvalidInput(f"top_p must lie in (0, 1], not {value:g}")
     return value
 
 
-def _top_k(value: int) -> int:
-    if value != -1 and not 1 <= value <= _MAX_TOP_K:
-        raise InvalidInput(f"top_k must be -1 (off) or lie in [1, {_MAX_TOP_K}], not {value}")
+def top_k(value: int) -> int:
+    if value != -1 and not 1 <= value <= INT32_MAX:
+        raise InvalidInput(f"top_k must be -1 (off) or lie in [1, {INT32_MAX}], not {value}")
     return value
 
 
@@ -139,8 +138,8 @@ def stop_condition(stop: str | list[str | int] | None, vocab: int, limits: Limit
     tokens = [item for item in items if not isinstance(item, str)]
     if strings and tokens:
         raise InvalidInput("stop mixes texts and token ids; send one kind")
-    if any(not 1 <= len(text) <= _MAX_STOP_CHARACTERS for text in strings):
-        raise InvalidInput(f"each stop text must have 1 to {_MAX_STOP_CHARACTERS} characters")
+    if any(not 1 <= len(text) <= MAX_STOP_CHARACTERS for text in strings):
+        raise InvalidInput(f"each stop text must have 1 to {MAX_STOP_CHARACTERS} characters")
     if any(not 0 <= token < vocab for token in tokens):
         raise InvalidInput(f"each stop token must lie in [0, {vocab})")
     return types.StopCondition(strings=strings, token_ids=tokens)
