@@ -17,6 +17,7 @@ from services.gateway.http import json_response
 from services.gateway.openai.answer import Answer
 from services.gateway.openai.checks import Wish
 from services.gateway.openai.errors import INTERNAL, error_object
+from services.gateway.tasks import begun
 from services.gateway.upstream.completions import Generation
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Serving:
 
         Raises the scheduler's error.
         """
-        self._next = _begun(self._read())
+        self._next = begun(self._read())
         await asyncio.wait({self._next}, timeout=seconds)
         if self._next.done() and (error := self._next.exception()) is not None:
             raise error
@@ -94,7 +95,7 @@ class Serving:
     async def _beating(self, seconds: float) -> AsyncIterator[pb.GeneratedChunk | None]:
         """The chunks; None where none came for `seconds`."""
         while True:
-            self._next = self._next or _begun(self._read())
+            self._next = self._next or begun(self._read())
             await asyncio.wait({self._next}, timeout=seconds)
             if not self._next.done():
                 yield None
@@ -113,7 +114,7 @@ class Serving:
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` answers; it is cancelled when the client goes, and ClientGone is raised."""
-    working, watching = _begun(work), _begun(_gone(request))
+    working, watching = begun(work), begun(_gone(request))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -122,18 +123,6 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         for task in (working, watching):
             task.cancel()
-
-
-def _begun(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task that may fail although nobody waits for it any more."""
-    task = asyncio.create_task(work)
-    task.add_done_callback(_look_at)
-    return task
-
-
-def _look_at(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 async def _gone(request: Request) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, cast
 
 import grpc
 
 from services.common.errors import ERROR_CODE_KEY, StaleFence, TinkermeshError, Unavailable, from_rpc_error
+from services.gateway.tasks import begun
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Retry:
 
     async def _hedged(self, attempt: Callable[[float], Awaitable[T]], ends: float, silence: float) -> T:
         """The first answer or refusal of up to three attempts, each begun when those before it are silent."""
-        attempts = [_begun(self._once(attempt, ends))]
+        attempts = [begun(self._once(attempt, ends))]
         try:
             while True:
                 patience = silence if len(attempts) < _ATTEMPTS else None
@@ -99,23 +100,11 @@ class Retry:
     ) -> None:
         if self.hedges < self._max_hedges:
             self.hedges += 1
-            attempts.append(_begun(self._once(attempt, ends)))
+            attempts.append(begun(self._once(attempt, ends)))
             attempts[-1].add_done_callback(self._hedge_ended)
 
     def _hedge_ended(self, _task: asyncio.Task[T]) -> None:
         self.hedges -= 1
-
-
-def _begun(attempt: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task that may fail although nobody waits for it any more."""
-    task = asyncio.create_task(attempt)
-    task.add_done_callback(_look_at)
-    return task
-
-
-def _look_at(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 def typed(error: grpc.aio.AioRpcError) -> TinkermeshError:
