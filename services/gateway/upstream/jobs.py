@@ -11,9 +11,9 @@ import grpc
 from tinkermesh.v1 import jobs_pb2 as pb
 from tinkermesh.v1.jobs_pb2_grpc import JobsStub
 
-from services.common.errors import Unavailable, from_rpc_error
+from services.common.errors import Unavailable
 from services.common.frames import FRAME_BYTES
-from services.gateway.upstream.retry import Retry
+from services.gateway.upstream.retry import Retry, typed
 
 CREATE_SECONDS = 120.0
 """Of one attempt: ten thousand continued tasks are read and written meanwhile."""
@@ -70,8 +70,7 @@ class JobsClient:
                     if job is not None and job.ended_unix_ms:
                         return
             except grpc.aio.AioRpcError as error:
-                found = from_rpc_error(error)
-                if not isinstance(found, Unavailable):
+                if not isinstance(found := typed(error), Unavailable):
                     raise found from error
             finally:
                 call.cancel()
