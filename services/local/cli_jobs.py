@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,12 +127,7 @@ def results(
             for line in _results(mesh, job):
                 typer.echo(line)
             return
-        try:
-            with out.open("w") as file:
-                count = sum(file.write(f"{line}\n") > 0 for line in _results(mesh, job))
-        except OSError as error:
-            raise InvalidInput(f"--out: {out} cannot be written: {error.strerror}") from error
-        say(f"{count} results in {out}")
+        say(f"{_write(out, _results(mesh, job))} results in {out}")
 
 
 @jobs_app.command("cancel")
@@ -166,10 +161,11 @@ def _mesh(state_dir: Path | None, url: str) -> Iterator[GatewayClient]:
 def _tasks(file: Path) -> list[Json]:
     """Raises InvalidInput naming the line."""
     try:
-        lines = file.read_text().split("\n")  # what else splitlines() cuts at may stand in a text of JSON
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{file} cannot be read: {error}") from error
     tasks = []
+    lines = text.split("\n")  # what else splitlines() cuts at may stand in a text of JSON
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -223,6 +219,19 @@ def _results(mesh: GatewayClient, job: str) -> Iterator[str]:
         page = mesh.get(f"{_place(job)}/results?offset={offset}&limit={RESULTS_PER_PAGE}")
         yield from (json.dumps(one, ensure_ascii=False) for one in page["results"])
         offset = page["next_offset"]
+
+
+def _write(out: Path, lines: Iterable[str]) -> int:
+    """How many lines there were. Raises InvalidInput."""
+    count = 0
+    try:
+        with out.open("w", encoding="utf-8") as file:
+            for line in lines:
+                file.write(f"{line}\n")
+                count += 1
+    except OSError as error:
+        raise InvalidInput(f"--out: {out} cannot be written: {error.strerror}") from error
+    return count
 
 
 def _show(found: Json, as_json: bool) -> None:
