@@ -14,9 +14,8 @@ from services.local.settings import LocalSettings
 
 QUIET_PORTS = range(20_000, 32_000)
 ATTEMPTS = 50
-REPLICA_STEP = (
-    10  # further schedulers listen on 7011, 7021, ..., further trainers on 7012, ..., the decode sampler on 7013
-)
+# Further schedulers listen on 7011, 7021, ..., further trainers on 7012, ..., the decode sampler on 7013.
+REPLICA_STEP = 10
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"
 _given: set[int] = set()
