@@ -51,10 +51,10 @@ class WireClient:
         sends = [self.post(path, body, gateway=n, **headers) for n, body in enumerate(bodies)]
         return list(await asyncio.gather(*sends))
 
-    async def future(self, request_id: str, *, protobuf: bool = False) -> Any:
+    async def future(self, request_id: str, *, protobuf: bool = False, seconds: float = FUTURE_SECONDS) -> Any:
         """The result of `request_id`: JSON, or the protobuf body's bytes."""
         accept = "application/x-protobuf" if protobuf else "application/json"
-        async with asyncio.timeout(FUTURE_SECONDS):
+        async with asyncio.timeout(seconds):
             while True:
                 answer = await self.post("/retrieve_future", {"request_id": request_id}, accept=accept)
                 if answer.status_code == 408:
