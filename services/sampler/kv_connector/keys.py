@@ -16,7 +16,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 
 from services.common.errors import InvalidInput
-from services.sampler.kv_connector.scope import HASH_ALGORITHM as HASH_ALGORITHM
+from services.sampler.kv_connector.scope import HASH_ALGORITHM
 
 SEED_VARIABLE = "PYTHONHASHSEED"
 

@@ -6,7 +6,8 @@ import json
 import sys
 
 from services.common.errors import InvalidInput
-from services.sampler.kv_connector.keys import HASH_ALGORITHM, BlockKeys, PlainPrompt
+from services.sampler.kv_connector.keys import BlockKeys, PlainPrompt
+from services.sampler.kv_connector.scope import HASH_ALGORITHM
 
 BLOCK = 16
 LENGTHS = (1, 15, 16, 17, 33, 50)

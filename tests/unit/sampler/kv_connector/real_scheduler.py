@@ -25,9 +25,10 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from services.sampler.kv_connector import connector
-from services.sampler.kv_connector.keys import HASH_ALGORITHM, SEED_VARIABLE, BlockKeys, PlainPrompt
+from services.sampler.kv_connector.keys import SEED_VARIABLE, BlockKeys, PlainPrompt
 from services.sampler.kv_connector.leg import Leg, Part
 from services.sampler.kv_connector.scheduler_side import SchedulerSide
+from services.sampler.kv_connector.scope import HASH_ALGORITHM
 from services.sampler.kv_connector.steps import BlockMove
 
 BLOCK = 16

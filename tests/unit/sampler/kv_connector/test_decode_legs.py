@@ -12,9 +12,10 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.request import Request
 
-from services.sampler.kv_connector.keys import HASH_ALGORITHM, PlainPrompt
+from services.sampler.kv_connector.keys import PlainPrompt
 from services.sampler.kv_connector.leg import Leg, Part
 from services.sampler.kv_connector.scheduler_side import SchedulerSide
+from services.sampler.kv_connector.scope import HASH_ALGORITHM
 from services.sampler.kv_metrics import SAMPLER
 from tests.unit.sampler.kv_connector.real_scheduler import BLOCK, Bench, make_bench, sampled
 from tools.make_tiny_qwen3 import build

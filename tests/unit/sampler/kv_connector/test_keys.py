@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from services.common.errors import InvalidInput
-from services.sampler.kv_connector.keys import HASH_ALGORITHM, SEED_VARIABLE, BlockKeys, PlainPrompt
+from services.sampler.kv_connector.keys import SEED_VARIABLE, BlockKeys, PlainPrompt
+from services.sampler.kv_connector.scope import HASH_ALGORITHM
 from tests.contract.sampler.client import ROOT
 from tests.unit.sampler.kv_connector.derive_keys import BLOCK, LENGTHS
 
