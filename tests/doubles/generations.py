@@ -52,8 +52,7 @@ def tokens_of(text: str) -> list[int]:
 class FakeGenerations:
     """Implements generation.Generations.
 
-    `before` is awaited before each token with (request, tokens told so far) and may raise; `refuse` is called
-    with what is wanted, before a place is given.
+    `refuse` is called with what is wanted before a place is given, and may raise.
     """
 
     refuse: Callable[[Wanted], None] = lambda _wanted: None

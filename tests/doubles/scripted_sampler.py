@@ -18,7 +18,7 @@ from tests.doubles.fake_sampler import FakeSampler
 class ScriptedSampler(FakeSampler):
     """Each sequence is `length` tokens, 100 * sequence + position, with logprob -1 - position; finish `finish`.
 
-    after: chunks that come before `fault` happens: "hang", "end", "refuse" (raises `error`), "empty".
+    after: chunks that come before `fault` happens: "hang" or "end"; with an `error` that is raised instead.
     """
 
     def __init__(self, root: Path, **options: Any) -> None:
@@ -31,7 +31,6 @@ class ScriptedSampler(FakeSampler):
         self.streams: list[pb.SampleStreamRequest] = []
         self.open_streams = 0
         self.aborted: list[str] = []
-        self.hung = asyncio.Event()
         self.load_error: TinkermeshError | None = None
         self.load_gate: asyncio.Event | None = None
         self.load_calls = 0
@@ -68,7 +67,6 @@ class ScriptedSampler(FakeSampler):
         if self.error is not None:
             raise self.error
         if self.fault == "hang":
-            self.hung.set()
             await asyncio.Event().wait()
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:

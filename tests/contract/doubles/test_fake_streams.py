@@ -85,17 +85,23 @@ async def test_generation_goes_on_where_it_was_cut_off(stub: pb_grpc.SamplerStub
     for cut in (1, 7, 23):
         rest = request(prompt=PROMPT + ids(whole)[:cut], max_tokens=40 - cut, stop={"disabled": True})
         rest.seam_tokens = cut
-        chunks = await told(stub, rest)
-        assert ids(chunks) == ids(whole)[cut:]
-        before = await told(stub, _prefill(request(max_tokens=cut, stop={"disabled": True})))
-        if cut == 1:
-            assert text(before) + text(chunks) == text(whole)
+        assert ids(await told(stub, rest)) == ids(whole)[cut:]
 
 
-def _prefill(asked: pb.SampleStreamRequest) -> pb.SampleStreamRequest:
-    if asked.sample.body.max_tokens == 1:
-        asked.sample.leg = pb.LEG_PREFILL
-    return asked
+async def test_a_decode_leg_tells_the_text_that_the_prefill_leg_held_back_PDR_14(stub: pb_grpc.SamplerStub) -> None:
+    held_back = 0
+    for number in range(2, 32):
+        prompt = [*PROMPT, number]
+        whole = await told(stub, request(prompt=prompt, max_tokens=8, stop={"disabled": True}))
+        first = request(prompt=prompt, max_tokens=1, stop={"disabled": True})
+        first.sample.leg = pb.LEG_PREFILL
+        rest = request(prompt=prompt + ids(whole)[:1], max_tokens=7, stop={"disabled": True})
+        rest.sample.leg, rest.seam_tokens = pb.LEG_DECODE, 1
+        before, after = await told(stub, first), await told(stub, rest)
+        assert ids(before) + ids(after) == ids(whole)
+        assert text(before) + text(after) == text(whole)
+        held_back += not text(before)
+    assert held_back
 
 
 async def test_stop_strings_end_it_and_are_not_in_the_text(stub: pb_grpc.SamplerStub) -> None:
@@ -153,7 +159,7 @@ async def test_an_empty_stream_and_one_that_hangs(sampler: FakeSampler, stub: pb
     assert await told(stub, request()) == []
     sampler.faults.add("hold_before", "sample.stream")
     with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
-        await asyncio.gather(*[chunk async for chunk in stub.SampleStream(request(), timeout=0.3)])
+        await stub.SampleStream(request(), timeout=0.3).read()
 
 
 async def test_a_process_dies_after_the_tokens_it_told(tmp_path: Path) -> None:
