@@ -60,7 +60,7 @@ class KvTier:
         self._writer = BlockWriter(store, catalog, self._ledger, self._janitor.grew)
         self._staging = Staging()
         self._fetchers = ThreadPoolExecutor(FETCHERS, "kv-fetch")
-        self._failures: dict[str, Unavailable | None] = {}  # of decode legs under way
+        self._failures: dict[str, list[Unavailable]] = {}  # of decode legs under way, told by the engine's thread
 
     @property
     def idle(self) -> bool:
@@ -122,13 +122,14 @@ class KvTier:
         Raises Unavailable naming the stage.
         """
         self._staging.open(sequence_id)
-        self._failures[sequence_id] = None
+        failures: list[Unavailable] = []
+        self._failures[sequence_id] = failures
         try:
             with kv_metrics.waiting("transfer"), span("sampler.kv_fetch", {"blocks": len(keys)}):
                 await self._fetch_or_leave(sequence_id, keys, held)
             yield
-            if (failure := self._failures.get(sequence_id)) is not None and self._bounds.strict:
-                raise failure
+            if failures and self._bounds.strict:
+                raise failures[0]
         finally:
             self._failures.pop(sequence_id, None)
             self._staging.release(sequence_id)
@@ -223,9 +224,7 @@ class KvTier:
         self._staging.release(sequence_id)
 
     def load_failed(self, sequence_id: str, key: str, cause: BadBlock) -> None:
-        failure = self._refused(key, cause)
-        if sequence_id in self._failures:
-            self._failures[sequence_id] = failure
+        self._failures.get(sequence_id, []).append(self._refused(key, cause))
 
     # ---- operators ----------------------------------------------------------------------
 
