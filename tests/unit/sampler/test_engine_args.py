@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,18 @@ def test_without_a_role_the_engine_has_no_connector_and_hashes_as_ever_TAIL_13(t
         assert getattr(made, field) == getattr(plain, field), field
 
 
-async def test_of_a_sample_that_is_no_leg_the_connector_is_told_nothing_TAIL_13() -> None:
+def test_of_a_sample_that_is_no_leg_the_connector_is_told_nothing_TAIL_13() -> None:
     from vllm.sampling_params import RequestOutputKind
 
+    from services.sampler.engine.kv_legs import KvLegs
     from services.sampler.engine.vllm_engine import sampling_params
+    from services.sampler.kv_connector.leg import Part
     from services.sampler.ports import SequenceRequest
 
-    request = SequenceRequest("s", None, [1], 1, 1.0, 1.0, -1, None, (), (), False, 0, None)
-    assert sampling_params(request, RequestOutputKind.FINAL_ONLY, {}).extra_args is None
+    legs = object.__new__(KvLegs)  # what it tells of a request depends on nothing else
+    whole = SequenceRequest("s", None, [1], 1, 1.0, 1.0, -1, None, (), (), False, 0, None)
+    prefill = replace(whole, leg=Part.PREFILL)
+    told = [
+        sampling_params(one, RequestOutputKind.FINAL_ONLY, legs.extra_args(one)).extra_args for one in (whole, prefill)
+    ]
+    assert told == [None, {"kv_transfer_params": {"part": "prefill", "sequence_id": "s"}}]
