@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,6 @@ import uvicorn
 
 from services.gateway.app import create_app
 from services.gateway.connection import Connection
-from services.gateway.gateway import Gateway
 from services.gateway.settings import Settings
 from tests.contract.gateway.conftest import KEY, OTHER_KEY, no_traceback, scheduler, settings, tenants
 from tests.contract.gateway.fake_completions import FakeCompletions
@@ -29,10 +28,8 @@ __all__ = ["no_traceback", "scheduler", "settings", "tenants"]
 
 @dataclass
 class Served:
-    """A gateway at a port; clients of the first tenant and of the other one."""
+    """Clients of a gateway at a port: of the first tenant and of the other one."""
 
-    base_url: str
-    gateway: Gateway
     client: openai.AsyncOpenAI
     other: openai.AsyncOpenAI
     http: httpx.AsyncClient
@@ -55,16 +52,10 @@ class Served:
         return [msgspec.json.decode(line) for line in (lines[:-1] if done else lines)], done
 
 
-Serve = Callable[[Settings], Awaitable[Served]]
-
-
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncIterator[Served]:
-    gateways: list[Gateway] = []
     http = partial(Connection, header_seconds=settings.header_timeout_seconds)
-    config = uvicorn.Config(
-        create_app(settings, gateways.append), port=0, http=http, ws="none", lifespan="on", log_config=None
-    )
+    config = uvicorn.Config(create_app(settings), port=0, http=http, ws="none", lifespan="on", log_config=None)
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
@@ -73,15 +64,17 @@ async def serving(settings: Settings) -> AsyncIterator[Served]:
     root = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     made: Any = partial(openai.AsyncOpenAI, base_url=f"{root}/oai/api/v1", max_retries=0, timeout=30)
     headers = {"authorization": f"Bearer {KEY}"}
-    async with (
-        made(api_key=KEY) as client,
-        made(api_key=OTHER_KEY) as other,
-        httpx.AsyncClient(base_url=f"{root}/oai/api/v1", headers=headers, timeout=30, trust_env=False) as raw,
-    ):
-        yield Served(root, gateways[0], client, other, raw)
-    server.should_exit = True
-    await ticking
-    await server.shutdown()
+    try:
+        async with (
+            made(api_key=KEY) as client,
+            made(api_key=OTHER_KEY) as other,
+            httpx.AsyncClient(base_url=f"{root}/oai/api/v1", headers=headers, timeout=30, trust_env=False) as raw,
+        ):
+            yield Served(client, other, raw)
+    finally:
+        server.should_exit = True
+        await ticking
+        await server.shutdown()
 
 
 @pytest.fixture
