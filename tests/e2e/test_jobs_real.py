@@ -35,7 +35,7 @@ async def done(client: JobClient, body: Any) -> tuple[str, list[Json]]:
 
 
 async def test_a_greedy_continuation_is_one_long_run_JOB_03_JOB_04_JOB_09(client: JobClient) -> None:
-    """8 + 24 -> 32, + 10 -> 42; every length of the first part around it as a control of nothing being special."""
+    """8 + 24 -> 32, + 10 -> 42: three parts of one run; one is gone on from again after its own source was deleted."""
     _, (long,) = await done(client, {"input": PROMPT, "max_tokens": 40, **GREEDY})
     a, (first,) = await done(client, {"input": PROMPT, "max_tokens": 24, **GREEDY})
     b, (second,) = await done(client, {"continue_from": {"job_id": a}, "max_tokens": 10, "stop": []})

@@ -25,7 +25,6 @@ async def test_a_conversation_is_answered(served: Served, completions: FakeCompl
     assert answer.choices[0].message.content == SAID and answer.choices[0].message.role == "assistant"
     assert answer.choices[0].finish_reason == "stop"
     assert template(completions) == {"messages": [{"role": "user", "content": "Hi"}]}
-    assert not completions.asked[0].HasField("max_tokens") and not completions.asked[0].HasField("default_tokens")
 
 
 async def test_a_stream_begins_with_the_role_and_says_the_same_PDR_04(served: Served) -> None:
@@ -97,14 +96,14 @@ async def test_without_a_bound_the_rest_of_the_context_is_meant_PDR_06(
 async def test_chat_only_fields_become_what_a_sampler_knows_PDR_06(
     served: Served, completions: FakeCompletions
 ) -> None:
-    """Nothing of a conversation's fields reaches a sampler but token ids and sampling parameters."""
+    """The template is told of messages and tools, the sampler of its parameters, and nobody of the rest."""
     await served.chat(
         logprobs=True, top_logprobs=2, max_completion_tokens=5, response_format={"type": "text"}, tools=[TOOL],
         tool_choice="auto", parallel_tool_calls=True, n=2, reasoning_effort="low", metadata={"a": "b"}, store=False,
     )  # fmt: skip
-    body = completions.asked[0].body
-    assert (body.topk_sample_logprobs, body.num_samples) == (2, 2)
-    assert template(completions)["tools"] == [TOOL]
+    request = completions.asked[0]
+    assert (request.body.topk_sample_logprobs, request.body.num_samples, request.max_tokens) == (2, 2, 5)
+    assert template(completions) == {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]}
 
 
 async def test_a_conversation_goes_to_the_template_as_it_came(served: Served, completions: FakeCompletions) -> None:
