@@ -14,13 +14,13 @@ FILE = "mesh.json"
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
-    """host:port of everything; `sampler` is "" in a mesh without one. It outlives the mesh: see `is_running`."""
+    """host:port of everything. It outlives the mesh: see `is_running`."""
 
     base_url: str
     redis: str
     schedulers: tuple[str, ...]
     trainers: tuple[str, ...] = ()
-    sampler: str
+    samplers: tuple[str, ...] = ()
     model: str
     model_name: str
     durability: Durability
@@ -33,7 +33,7 @@ def write(settings: LocalSettings, addresses: Addresses) -> None:
         redis=addresses.redis,
         schedulers=addresses.schedulers,
         trainers=addresses.trainers,
-        sampler=addresses.sampler if settings.sampler else "",
+        samplers=addresses.samplers if settings.sampler else (),
         model=str(settings.model),
         model_name=settings.model_name,
         durability=settings.durability,

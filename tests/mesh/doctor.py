@@ -66,7 +66,7 @@ def stopped(directory: Path) -> Path:
         redis=ports[1],
         schedulers=(ports[2],),
         trainers=(ports[3],),
-        sampler=ports[4],
+        samplers=(ports[4],),
         model=str(model_dir.build(directory / "model")),
         model_name="test/zeros",
         durability="strict",

@@ -34,10 +34,14 @@ def ports(last: Endpoints | None) -> Iterator[Finding]:
 def _used(last: Endpoints) -> Iterator[tuple[str, str, int]]:
     gateway = urlsplit(last.base_url)
     yield "--port", gateway.hostname or LOOPBACK, gateway.port or 0
-    named = [("--redis-port", last.redis), *(("--scheduler-port", address) for address in last.schedulers)]
-    engines = [*(("--trainer-port", address) for address in last.trainers), ("--sampler-port", last.sampler)]
-    for option, address in [*named, *engines]:
-        if address:
+    named: tuple[tuple[str, tuple[str, ...]], ...] = (
+        ("--redis-port", (last.redis,)),
+        ("--scheduler-port", last.schedulers),
+        ("--trainer-port", last.trainers),
+        ("--sampler-port", last.samplers),
+    )
+    for option, addresses in named:
+        for address in addresses:
             host, _, port = address.rpartition(":")
             yield option, host, int(port)
 

@@ -108,7 +108,7 @@ def _local(
         redis_url=options.redis or f"redis://{found.redis}/0",
         durability=found.durability,
         schedulers=_split(options.scheduler) or found.schedulers,
-        engines=tuple(address for address in (*found.trainers, found.sampler) if address),
+        engines=(*found.trainers, *found.samplers),
         base_url=options.url or found.base_url,
         api_key=environ.get(API_KEY) or DEFAULT_KEY,
     )

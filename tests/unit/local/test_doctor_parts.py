@@ -6,9 +6,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tinkermesh.v1 import admin_pb2
 
-from services.local.doctor import engines, model_dir, reach
+from services.local import addresses, endpoints
+from services.local.doctor import engines, model_dir, ports, reach
+from services.local.settings import LocalSettings
 from services.trainer.megatron.architecture import SUPPORTED
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,6 +53,26 @@ def test_an_engine_that_cannot_be_imported_is_found(tmp_path: Path, monkeypatch:
     assert found["engine safetensors import"].level == "error"
     assert "its library is missing" in found["engine safetensors import"].text
     assert found["engine torch import"].level == "ok"
+
+
+def test_the_ports_of_a_mesh_that_ran_are_those_of_both_its_samplers(tmp_path: Path) -> None:
+    """Negative control: where none ran, the port that was kept for one is not looked at."""
+    found = []
+    free = LocalSettings(
+        model=tmp_path, model_name="m", state_dir=tmp_path,
+        port=0, redis_port=0, scheduler_port=0, trainer_port=0, sampler_port=0,
+    )  # fmt: skip
+    for chosen in (structs.replace(free, prefill_decode=True), structs.replace(free, sampler=False)):
+        chosen.run_dir.mkdir(exist_ok=True)
+        reserved = addresses.reserve(chosen)
+        with reserved.gateway:
+            endpoints.write(chosen, reserved)
+        last = endpoints.read(tmp_path)
+        assert last is not None
+        used = [f"{host}:{port}" for option, host, port in ports._used(last) if option == "--sampler-port"]
+        found.append((used, list(reserved.samplers)))
+    (both, those), (none, _) = found
+    assert both == those and len(both) == 2 and none == []
 
 
 @pytest.mark.parametrize(
