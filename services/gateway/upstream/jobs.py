@@ -13,6 +13,7 @@ from tinkermesh.v1.jobs_pb2_grpc import JobsStub
 
 from services.common.errors import Unavailable
 from services.common.frames import FRAME_BYTES
+from services.gateway.tasks import begun
 from services.gateway.upstream.retry import Retry, typed
 
 CREATE_SECONDS = 120.0
@@ -96,7 +97,7 @@ async def _read(call: Any, silence_seconds: float) -> AsyncIterator[pb.Job | Non
     reading: asyncio.Task[Any] | None = None
     try:
         while True:
-            reading = reading or asyncio.ensure_future(call.read())
+            reading = reading or begun(call.read())
             done, _ = await asyncio.wait({reading}, timeout=silence_seconds)
             if not done:
                 yield None
