@@ -95,7 +95,8 @@ prometheus: install
 # `make test` leaves out the faults that must last (test_alert_pauses.py).
 alerts: prometheus
 	TINKERMESH_TEST_PROMETHEUS_REQUIRED=1 TINKERMESH_TEST_WHOLE_ALERTS=1 $(BIN)/python -m pytest -v \
-	  tests/chart/test_alert_rules.py tests/mesh/test_alerts.py tests/mesh/test_alert_faults.py tests/mesh/test_alert_pauses.py
+	  tests/chart/test_alert_rules.py tests/mesh/test_alerts.py tests/mesh/test_alert_faults.py tests/mesh/test_alert_pauses.py \
+	  tests/mesh/test_alert_tier.py
 
 # The chart's tests with kubernetes-validate and checkov (another 400 MB), and nothing skipped.
 chart-test: install

@@ -183,6 +183,55 @@ ROWS: dict[str, list[Panel]] = {
             "preemptions": f"sum(rate(vllm:num_preemptions_total{RATE}))",
         }),
     ],
+    "OpenAI routes": [
+        Panel("Completions", "reqps", {
+            "{{route}} {{outcome}}": per_second("tinkermesh_gateway_completions_total", "route, outcome"),
+        }),
+        Panel("Completions open", "short", {"{{instance}}": "tinkermesh_gateway_completions_open"}),
+        Panel("Time to the first token", "s", quantiles("tinkermesh_gateway_completion_first_token_seconds", "route")),
+        Panel("Time to the last byte", "s", quantiles("tinkermesh_gateway_completion_seconds", "route")),
+        Panel("Tokens of completions", "short", {
+            "{{kind}} per second": per_second("tinkermesh_gateway_completion_tokens_total", "kind"),
+        }),
+    ],
+    "Jobs": [
+        Panel("Tasks settled", "ops", {
+            "{{pool}} {{outcome}}": per_second("tinkermesh_scheduler_job_tasks_settled_total", "pool, outcome"),
+        }),
+        Panel("Tasks running", "short", {"{{pool}}": "sum by (pool) (tinkermesh_scheduler_job_tasks_running)"}),
+        Panel("Tokens of jobs", "short", {
+            "{{pool}} per second": per_second("tinkermesh_scheduler_job_tokens_total", "pool"),
+        }),
+        Panel("Attempts gone on with", "ops", {
+            "{{pool}} {{where}}": per_second("tinkermesh_scheduler_job_retries_total", "pool, where"),
+        }),
+        Panel("Torn files", "short", {"{{pool}}": "sum by (pool) (tinkermesh_scheduler_jobs_torn_total)"}),
+    ],
+    "KV tier": [
+        Panel("Blocks of prefill legs", "ops", {
+            "{{outcome}}": per_second("tinkermesh_sampler_kv_blocks_saved_total", "outcome"),
+        }),
+        Panel("Blocks of decode legs", "ops", {
+            "loaded {{when}}": per_second("tinkermesh_sampler_kv_blocks_loaded_total", "when"),
+            "missed": f"sum(rate(tinkermesh_sampler_kv_blocks_missed_total{RATE}))",
+            "refused, {{cause}}": per_second("tinkermesh_sampler_kv_blocks_refused_total", "cause"),
+        }),
+        Panel("Prompt tokens computed by decode legs", "short", {
+            "{{instance}} per second": per_second("tinkermesh_sampler_kv_recomputed_tokens_total", "instance"),
+        }),
+        Panel("Size of the tier", "bytes", {
+            "{{instance}}": "tinkermesh_sampler_kv_tier_bytes",
+            "limit {{instance}}": "tinkermesh_sampler_kv_tier_limit_bytes",
+            "not written yet {{instance}}": "tinkermesh_sampler_kv_pending_bytes",
+        }),
+        Panel("Blocks dropped", "ops", {"{{why}}": per_second("tinkermesh_sampler_kv_blocks_collected_total", "why")}),
+        Panel("Catalog: calls not answered", "ops", {
+            "{{instance}}": per_second("tinkermesh_sampler_kv_catalog_failures_total", "instance"),
+        }),
+        Panel("Catalog: time of a call", "s", quantiles("tinkermesh_sampler_kv_catalog_seconds", shares=(0.99,))),
+        Panel("Wait for blocks", "s", quantiles("tinkermesh_sampler_kv_wait_seconds", "stage", shares=(0.99,))),
+        Panel("Waits in vain", "ops", {"{{stage}}": per_second("tinkermesh_sampler_kv_wait_failures_total", "stage")}),
+    ],
     "Control plane": [
         Panel("Leaders", "short", {"{{pool}} {{instance}}": "tinkermesh_scheduler_leading"}),
         Panel("Redis memory", "percentunit", {

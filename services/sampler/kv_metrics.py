@@ -54,6 +54,7 @@ for _cause in CAUSES:
 for _why in ("age", "size", "asked"):
     _collected.labels(_why)
 for _stage in ("save", "transfer"):
+    _waits.labels(_stage)
     _wait_failures.labels(_stage)
 
 

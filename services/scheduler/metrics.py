@@ -238,5 +238,11 @@ def pools_known(pools: Iterable[str]) -> None:
         leading.labels(pool)
         for cause in CAUSES:
             terms_ended.labels(pool, cause)
+        for outcome in ("done", "failed_user", "failed_server", "cancelled"):
+            job_tasks.labels(pool, outcome)
+        for where in ("lost", "waited"):
+            job_retries.labels(pool, where)
+        job_tokens.labels(pool)
+        jobs_torn.labels(pool)
         for op in OPS:
             settled.labels(pool, op, "failed_server")

@@ -58,6 +58,6 @@ def series() -> Iterator[tuple[str, set[str]]]:
 
 def test_the_series_of_the_cases_have_the_labels_that_services_tell() -> None:
     for name, labels in series():
-        declared = DECLARED[name.removesuffix("_bucket")]
-        told = {*declared.labels, *(["le"] if declared.kind == "histogram" else [])}
+        declared = DECLARED[re.sub("_(bucket|count)$", "", name)]
+        told = {*declared.labels, *(["le"] if name.endswith("_bucket") else [])}
         assert labels == {"job", "instance", *told}, name

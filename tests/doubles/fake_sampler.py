@@ -28,6 +28,7 @@ from services.common.errors import AdapterNotLoaded, Busy, InvalidInput, ServerE
 from services.common.grpc_boundary import Context
 from services.sampler import metrics
 from services.sampler.conversation import parse_conversation
+from services.sampler.kv_metrics import SAMPLER
 from services.sampler.legs import BOTH, ROLES, check_leg, check_stream, not_loaded
 from services.sampler.tier_desk import TierDesk
 from tests.doubles import arithmetic, generation, published
@@ -354,7 +355,7 @@ async def _main(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parsed = _arguments()
-    run_service("sampler", parsed.sampler_id, _main(parsed), metrics.SAMPLER)
+    run_service("sampler", parsed.sampler_id, _main(parsed), SAMPLER)
 
 
 if __name__ == "__main__":

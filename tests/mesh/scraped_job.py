@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
+from tests.doubles.fake_trainer import BASE_MODEL
+from tests.doubles.job_client import JobClient
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.wire_client import WireClient, batch
 from tests.mesh import main_path
@@ -36,4 +38,20 @@ class Job:
         await main_path.outcome(client, "/optim_step", main_path.adam(model, 5, learning_rate="high"))
         await client.close()
         self.ids |= {session, model, sampler, made["request_id"], "a-name-of-mine", "another-name"}
-        self.ids |= {"/no/such", str(self.mesh.settings.state_dir)}
+        self.ids |= {await self._completion(), await self._batch(), "/no/such", str(self.mesh.settings.state_dir)}
+
+    async def _completion(self) -> str:
+        """Of the OpenAI routes; answers its id."""
+        jobs = JobClient(self.mesh.base_url, self.key)
+        body = {"model": BASE_MODEL, "prompt": "the people", "max_tokens": 4}
+        headers = {"Authorization": f"Bearer {self.key}"}
+        answer = await jobs.http.post("/oai/api/v1/completions", json=body, headers=headers)
+        await jobs.close()
+        return str(answer.json()["id"])
+
+    async def _batch(self) -> str:
+        jobs = JobClient(self.mesh.base_url, self.key)
+        job_id = await jobs.create({"input": [5, 6], "max_tokens": 4})
+        await jobs.ended(job_id)
+        await jobs.close()
+        return job_id

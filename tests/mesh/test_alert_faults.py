@@ -10,11 +10,14 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from redis import Redis
 
 from services.scheduler.core.breaker import TRIPS
 from tests.doubles.eventually import until
+from tests.doubles.fake_trainer import BASE_MODEL
+from tests.doubles.job_client import JobClient
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.prometheus import Prometheus, required
 from tests.doubles.small_disk import full, small_disk
@@ -26,6 +29,8 @@ from tests.mesh.main_path import adam, base_sampler, created, done, outcome, sam
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(280)]
 POISON_LENGTH = 11
 REFUSED = 8
+CUT: Json = {"kind": "sample.stream", "action": "cut_token", "times": 0}
+BROKEN = 12
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +172,41 @@ async def test_adapters_that_are_not_loaded_are_told_and_no_sample_of_them_hangs
     mesh.inject("sampler", [])
     await done(client, "/asample", sample(sampler, REFUSED + 1))
     await off(server, "TinkermeshAdapterStall")
+
+
+async def test_completions_whose_streams_break_are_told(
+    mesh: MeshProcesses, server: Prometheus, client: WireClient
+) -> None:
+    """One after the other: a counter that appears at its first failure has not grown, for Prometheus."""
+    body = {"model": BASE_MODEL, "prompt": "the people", "max_tokens": 8}
+    headers = {"Authorization": f"Bearer {mesh.api_key}"}
+    async with httpx.AsyncClient(base_url=f"{mesh.base_url}/oai/api/v1", headers=headers, trust_env=False) as http:
+        assert (await http.post("/completions", json=body)).status_code == 200
+        await off(server, "TinkermeshCompletionsFail")
+        mesh.inject("sampler", [CUT])
+        for _ in range(BROKEN):
+            assert (await http.post("/completions", json=body)).status_code >= 500
+            await asyncio.sleep(1.0)
+        await on(server, "TinkermeshCompletionsFail")
+        mesh.inject("sampler", [])
+        assert (await http.post("/completions", json=body)).status_code == 200
+    await off(server, "TinkermeshCompletionsFail")
+
+
+@pytest.mark.usefixtures("client")
+async def test_tasks_of_a_job_that_fail_through_the_mesh_are_told(mesh: MeshProcesses, server: Prometheus) -> None:
+    jobs = JobClient(mesh.base_url, mesh.api_key)
+    tasks = [{"input": [5 + number], "max_tokens": 8} for number in range(BROKEN)]
+    await jobs.ended(await jobs.create(tasks))
+    await off(server, "TinkermeshJobTasksFail")
+    mesh.inject("sampler", [CUT])
+    job_id = await jobs.create(tasks)
+    await on(server, "TinkermeshJobTasksFail")
+    mesh.inject("sampler", [])
+    assert (await jobs.ended(job_id))["state"] == "failed"
+    assert {one["error"]["category"] for one in await jobs.results(job_id)} == {"server"}
+    await off(server, "TinkermeshJobTasksFail")
+    await jobs.close()
 
 
 def test_a_redis_whose_memory_is_nearly_at_the_mark_is_told(mesh: MeshProcesses, server: Prometheus) -> None:

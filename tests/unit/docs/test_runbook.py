@@ -78,5 +78,7 @@ def test_hurried_rules_differ_from_the_shipped_ones_in_times_alone() -> None:
 def test_the_table_of_faults_names_every_alert_and_a_test_expects_each() -> None:
     told = (ROOT / "docs" / "metrics.md").read_text().split("| fault | alerts |", 1)[1].split("\n\n", 1)[0]
     assert set(re.findall(r"Tinkermesh\w+", told)) == set(ALERTS)
-    tests = [(ROOT / "tests" / "mesh" / f"test_alert{part}.py").read_text() for part in ("s", "_faults", "_pauses")]
+    tests = [
+        (ROOT / "tests" / "mesh" / f"test_alert{part}.py").read_text() for part in ("s", "_faults", "_pauses", "_tier")
+    ]
     assert set(re.findall(r"\"(Tinkermesh\w+)\"", "".join(tests))) == set(ALERTS)
