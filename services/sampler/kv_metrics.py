@@ -73,8 +73,8 @@ def loaded(*, again: bool) -> None:
     _loads.labels("again" if again else "first").inc()
 
 
-def missed(blocks: int) -> None:
-    _misses.inc(blocks)
+def missed() -> None:
+    _misses.inc()
 
 
 def refused(cause: str) -> None:

@@ -158,7 +158,8 @@ class KvTier:
             if failure is None:
                 return None
             if failure.final or loop.time() + pause > deadline:
-                kv_metrics.missed(failure.missed)
+                for cause in failure.waited_for:
+                    _count(cause)
                 return failure.error
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -178,13 +179,16 @@ class KvTier:
         if not absent and not failures:
             return None
         error = failures[0].error if failures else self._missing(absent[0], keys.index(absent[0]), len(keys))
-        return _Failure(error, final=False, missed=len(absent) + len(failures))
+        causes = tuple(cause for failure in failures for cause in failure.waited_for)
+        return _Failure(error, final=False, waited_for=causes + ("missing",) * len(absent))
 
     def _stage(self, sequence_id: str, key: str) -> _Failure | None:
         try:
             self._staging.put(sequence_id, key, self._store.read(key))
         except BadBlock as bad:
-            return _Failure(self._refused(key, bad), final=bad.is_wrong)
+            if bad.is_wrong:
+                return _Failure(self._refused(key, bad), final=True)
+            return _Failure(_refusal(key, bad), final=False, waited_for=(bad.cause,))
         kv_metrics.loaded(again=False)
         return None
 
@@ -196,12 +200,12 @@ class KvTier:
 
     def _refused(self, key: str, bad: BadBlock) -> Unavailable:
         """One that is there and wrong is gone from the directory already; the catalog forgets it too."""
-        kv_metrics.refused(bad.cause)
+        _count(bad.cause)
         if bad.is_wrong:
             log.error("block %s is dropped: %s", key[:16], bad)
             with suppress(CatalogAway):
                 self._catalog.remove([key])
-        return CacheNotReady(f"stage kv transfer: block {key[:16]} is refused: {bad}; retry the prefill leg")
+        return _refusal(key, bad)
 
     # ---- in the engine's thread ---------------------------------------------------------
 
@@ -253,5 +257,16 @@ class _Failure:
     error: Unavailable
     final: bool
     """Waiting does not mend it."""
-    missed: int = 0
-    """Blocks that are not there."""
+    waited_for: tuple[str, ...] = ()
+    """Of each block that may still come, why it is not at hand: counted once, when its leg waits no longer."""
+
+
+def _count(cause: str) -> None:
+    if cause == "missing":
+        kv_metrics.missed()
+    else:
+        kv_metrics.refused(cause)
+
+
+def _refusal(key: str, bad: BadBlock) -> Unavailable:
+    return CacheNotReady(f"stage kv transfer: block {key[:16]} is refused: {bad}; retry the prefill leg")

@@ -8,6 +8,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -123,15 +124,8 @@ async def test_a_decode_leg_whose_block_is_missing_names_it_PDR_17(make_tier: Ti
     assert message.startswith(f"stage kv transfer: block {KEYS[2][:16]} (3 of 4 of the prompt) is not in the tier")
 
 
-async def test_missed_blocks_are_counted_once_however_often_they_were_looked_for(make_tier: TierMaker) -> None:
-    await save(make_tier(), keys=KEYS[:1])
-    before = missed()
-    await refused(fetch(make_tier(collects=False, wait_seconds=0.3)))
-    assert missed() - before == 3
-
-
-def missed() -> float:
-    value = SAMPLER.registry.get_sample_value("tinkermesh_sampler_kv_blocks_missed_total")
+def counted(name: str, **labels: str) -> float:
+    value = SAMPLER.registry.get_sample_value(f"tinkermesh_sampler_kv_blocks_{name}_total", labels)
     assert value is not None
     return value
 
@@ -147,6 +141,30 @@ async def test_a_corrupt_block_fails_the_leg_at_once_beside_one_whose_file_is_go
     blocks.drop(KEYS[3])
     async with asyncio.timeout(30):  # half of the leg's own bound
         assert "its checksum is another" in await refused(fetch(tier), CacheNotReady)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_what_a_leg_waits_for_is_counted_once_and_only_when_it_waits_no_longer(
+    make_tier: TierMaker, tmp_path: Path, strict: bool
+) -> None:
+    """Two blocks never come, another cannot be read; a leg that gets its blocks in the end has missed none."""
+    blocks = store(tmp_path / "tier")
+    await save(make_tier(blocks), keys=KEYS[:2])
+    path = blocks.path(KEYS[0])
+    path.unlink()
+    path.mkdir()  # reading it is an OSError
+    before = counted("missed"), counted("refused", cause="unreadable")
+    with suppress(CacheNotReady):
+        async with make_tier(collects=False, wait_seconds=0.5, strict=strict).fetched("d", KEYS):
+            pass
+    assert (counted("missed"), counted("refused", cause="unreadable")) == (before[0] + 2, before[1] + 1)
+    path.rmdir()
+    other = make_tier(collects=False)
+    waiting = asyncio.create_task(fetch(other))
+    await asyncio.sleep(0.2)
+    await save(make_tier(blocks), "t")
+    await waiting
+    assert counted("missed") == before[0] + 2
 
 
 async def test_without_strict_what_is_there_is_used_and_the_rest_left_to_the_engine_PDR_17(
