@@ -11,6 +11,7 @@ from tinkermesh.v1 import scheduler_pb2
 
 from services.common.errors import InvalidInput, Unavailable
 from services.scheduler.generating.fleet_pieces import FleetPieces
+from services.scheduler.sampling import fleet as fleets
 from services.scheduler.sampling.link import SamplerLink
 
 AWAY = (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: ipv4:10.1.2.3:50051")
@@ -31,10 +32,11 @@ class Stub:
         return pb.PiecesReply(pieces=[b"a"])
 
 
-class Fleet:
+class Fleet(fleets.Fleet):
     """Samplers a, b, …, one for each failure (None = it answers)."""
 
     def __init__(self, *failures: tuple[grpc.StatusCode, str] | None) -> None:
+        super().__init__(cast("Any", None))
         self.stubs = [Stub(failure) for failure in failures]
         self.all: list[SamplerLink] = []
         for name, stub in zip("abc", self.stubs, strict=False):
@@ -53,7 +55,7 @@ class Fleet:
 
 async def asked(fleet: Fleet) -> list[bytes]:
     try:
-        return await FleetPieces(cast("Any", fleet)).pieces("p", b"\1\0\0\0", 5.0)
+        return await FleetPieces(fleet).pieces("p", b"\1\0\0\0", 5.0)
     finally:
         await fleet.close()
 
