@@ -27,6 +27,8 @@ MODULES = (
     "burst",
     "jobs",
     "router",
+    "prefill_decode",
+    "cold_adapter",
     "decode",
     "catalog",
     "fair_share",

@@ -11,19 +11,17 @@ import itertools
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from pathlib import Path
 from statistics import mean, median
 
 import numpy as np
 from tinkermesh.v1 import sampler_pb2 as pb
-from tinkermesh.v1 import sampler_pb2_grpc, scheduler_pb2
-from tinkermesh.v1 import types_pb2 as types
+from tinkermesh.v1 import sampler_pb2_grpc
 
 from benchmarks.figure import Figure
+from benchmarks.placed import directory, placed, prompt, request
 from services.common.grpc_channel import open_channel
 from services.scheduler.sampling.fleet import Fleet
-from services.scheduler.sampling.generation import Wanted
 from services.scheduler.sampling.limits import SamplingLimits
 from services.scheduler.sampling.placing import Placements
 from services.scheduler.sampling.routing import Router
@@ -33,27 +31,7 @@ from tools.make_tiny_qwen3 import build
 CALLERS = 32
 PROMPT, OUTPUT = 64, 32
 CONVERSATIONS, AT_ONCE, TURNS, TURN_TOKENS = 12, 4, 5, 96
-VOCABULARY = 400
-SECONDS = 300.0
 _ids = itertools.count()
-
-
-class Samplers:
-    """fleet.SamplerDirectory over processes that this benchmark started."""
-
-    def __init__(self, running: list[SamplerProcess]) -> None:
-        self._running = running
-
-    async def samplers(self, pool: str) -> list[scheduler_pb2.RegisterSamplerRequest]:
-        return [
-            scheduler_pb2.RegisterSamplerRequest(
-                sampler_id=one.address, incarnation=one.address, address=one.address, role="both", max_running=CALLERS
-            )
-            for one in self._running
-        ]
-
-    async def drained_samplers(self, pool: str) -> set[str]:
-        return set()
 
 
 def run(quick: bool) -> list[Figure]:
@@ -68,11 +46,11 @@ def run(quick: bool) -> list[Figure]:
 
 
 async def _measure(running: list[SamplerProcess], repetitions: int, talks: int) -> list[Figure]:
-    straight, placed = await _overhead(running[0], repetitions)
-    shares = [100 * (1 - mine / theirs) for mine, theirs in zip(placed, straight, strict=True)]
+    straight, through = await _overhead(running[0], repetitions)
+    shares = [100 * (1 - mine / theirs) for mine, theirs in zip(through, straight, strict=True)]
     figures = [
         Figure("streams straight", straight, "tokens/s", note=f"{CALLERS} at once, {OUTPUT} tokens each"),
-        Figure("streams through a place", placed, "tokens/s"),
+        Figure("streams through a place", through, "tokens/s"),
         Figure("placing, share of throughput", shares, "%", "<= 5"),
     ]
     for name, routed in (("routed", True), ("in turn", False)):
@@ -84,19 +62,19 @@ async def _measure(running: list[SamplerProcess], repetitions: int, talks: int) 
 
 
 async def _overhead(sampler: SamplerProcess, repetitions: int) -> tuple[list[float], list[float]]:
-    fleet = Fleet(Samplers([sampler]))
+    fleet = Fleet(await directory([sampler]))
     placements = Placements(fleet, SamplingLimits(), Router())
     async with open_channel(sampler.address) as channel:
         stub = sampler_pb2_grpc.SamplerStub(channel)
 
-        async def straight(request: pb.SampleStreamRequest) -> int:
-            return sum([len(chunk.tokens) // 4 async for chunk in stub.SampleStream(request)])
+        async def straight(wanted: pb.SampleStreamRequest) -> int:
+            return sum([len(chunk.tokens) // 4 async for chunk in stub.SampleStream(wanted)])
 
-        async def placed(request: pb.SampleStreamRequest) -> int:
-            return (await _placed(placements, request))[0]
+        async def through(wanted: pb.SampleStreamRequest) -> int:
+            return len((await placed(placements, wanted)).arrivals)
 
         await _rate(straight)  # warms up
-        both = [(await _rate(straight), await _rate(placed)) for _ in range(repetitions)]
+        both = [(await _rate(straight), await _rate(through)) for _ in range(repetitions)]
     await fleet.close()
     return [one for one, _ in both], [other for _, other in both]
 
@@ -105,24 +83,11 @@ async def _rate(call: Callable[[pb.SampleStreamRequest], Awaitable[int]]) -> flo
     """Output tokens/s of CALLERS callers with two requests each, one after the other."""
 
     async def caller() -> int:
-        return sum([await call(_request(_prompt(PROMPT), "bench", OUTPUT)) for _ in range(2)])
+        return sum([await call(request(_prompt(PROMPT), "bench", OUTPUT)) for _ in range(2)])
 
     started = time.perf_counter()
     made = sum(await asyncio.gather(*(caller() for _ in range(CALLERS))))
     return made / (time.perf_counter() - started)
-
-
-async def _placed(placements: Placements, request: pb.SampleStreamRequest) -> tuple[int, int, float]:
-    """(tokens, prompt tokens that were cached, seconds to the first chunk)."""
-    body, began = request.sample.body, time.perf_counter()
-    wanted = Wanted("bench", request.sample.cache_salt, None, 1, body.prompt_tokens)
-    made, cached, first = 0, 0, 0.0
-    async with placements.place(wanted, SECONDS) as place, aclosing(place.stream(request, SECONDS)) as chunks:
-        async for chunk in chunks:
-            first = first or time.perf_counter() - began
-            cached = max(cached, chunk.cached_tokens)
-            made += len(chunk.tokens) // 4
-    return made, cached, first
 
 
 async def _conversations(running: list[SamplerProcess], *, routed: bool) -> tuple[float, float]:
@@ -131,19 +96,19 @@ async def _conversations(running: list[SamplerProcess], *, routed: bool) -> tupl
     Their turns are taken in a random order; each repetition has a salt of its own, so nothing is left of others.
     """
     router, salt, order = Router(), f"talk-{next(_ids)}", np.random.default_rng(5)
-    fleets = [Fleet(Samplers(running))] if routed else [Fleet(Samplers([one])) for one in running]
+    fleets = [Fleet(await directory(group)) for group in ([running] if routed else [[one] for one in running])]
     places = [Placements(fleet, SamplingLimits(), router) for fleet in fleets]
     talks = [_prompt(2 * TURN_TOKENS) for _ in range(CONVERSATIONS)]
     hits, firsts = [], []
     for turn in range(TURNS):
         turns = order.permutation(CONVERSATIONS).reshape(-1, AT_ONCE)
         for numbers in turns.tolist():
-            requests = [_request(talks[number], salt, 4) for number in numbers]
-            told = [_placed(places[n % len(places)], request) for n, request in enumerate(requests)]
-            for number, (_, cached, first) in zip(numbers, await asyncio.gather(*told), strict=True):
+            requests = [request(talks[number], salt, 4) for number in numbers]
+            asked = [placed(places[n % len(places)], one) for n, one in enumerate(requests)]
+            for number, told in zip(numbers, await asyncio.gather(*asked), strict=True):
                 if turn:
-                    firsts.append(first)
-                    hits.append(4 * cached / len(talks[number]))
+                    firsts.append(told.first)
+                    hits.append(4 * told.cached / len(talks[number]))
                 talks[number] += _prompt(TURN_TOKENS)
     for fleet in fleets:
         await fleet.close()
@@ -151,13 +116,4 @@ async def _conversations(running: list[SamplerProcess], *, routed: bool) -> tupl
 
 
 def _prompt(tokens: int) -> bytes:
-    return np.random.default_rng(next(_ids)).integers(3, VOCABULARY, tokens).astype("<i4").tobytes()
-
-
-def _request(prompt: bytes, salt: str, tokens: int) -> pb.SampleStreamRequest:
-    body = types.SampleBody(
-        prompt_tokens=prompt, num_samples=1, max_tokens=tokens, temperature=1.0, top_p=1.0, top_k=-1
-    )
-    body.stop.disabled = True
-    sample = pb.SampleRequest(request_id=f"bench-{next(_ids)}", body=body, cache_salt=salt)
-    return pb.SampleStreamRequest(sample=sample)
+    return prompt(tokens, next(_ids))
