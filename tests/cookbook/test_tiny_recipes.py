@@ -39,7 +39,7 @@ def teacher(tiny: Kitchen, tmp_path_factory: pytest.TempPathFactory) -> str:
     return checkpoints(log_path)[-1]["sampler_path"]
 
 
-def test_sl_basic_lowers_its_loss(table: Table) -> None:
+def test_sl_basic_lowers_its_loss_LAYER_04(table: Table) -> None:
     metrics = table.run("sl_basic", *SMALL, "max_steps=8", "eval_every=4")
     nll = falls(series(metrics, "train_mean_nll"), to=0.85)
     held_out = falls(series(metrics, "test/nll"), to=0.95)
@@ -97,7 +97,7 @@ def test_off_policy_topk_distillation_lowers_its_loss(table: Table, teacher: str
     table.note(f"train/loss:sum {falls(series(metrics, 'train/loss:sum'), to=0.98)}")
 
 
-def test_rl_basic_finishes_its_2048_concurrent_samples(table: Table) -> None:
+def test_rl_basic_finishes_its_2048_concurrent_samples_LAYER_04(table: Table) -> None:
     metrics = table.run("rl_basic", "learning_rate=1e-3", "max_tokens=16", "max_steps=1")
     assert metrics[0]["env/all/total_episodes"] == 2048
     difference = abs(metrics[0]["optim/kl_sample_train_v2"])

@@ -28,7 +28,7 @@ from tests.contract.scheduler.rig import Mesh, Replica, running_mesh
 from tests.contract.scheduler.test_training_packing import held
 from tests.contract.scheduler.test_training_saves import create_from
 from tests.doubles.eventually import eventually
-from tests.doubles.fake_trainer import POOL
+from tests.doubles.fake_trainer import POOL, FakeTrainer
 from tests.doubles.valkey import ValkeyProcess
 
 NEVER = RecoveryLimits(durable_every_steps=1_000)
@@ -43,6 +43,32 @@ async def test_killed_between_forward_backward_and_optim_step_the_window_is_repl
     assert (await mesh.done(await mesh.step(model, 6))).optim_step.metrics["window_datums"] == 2
     assert await final_state(mesh, model, 7) == calm
     assert [len(entry["datums"]) for entry in replays(mesh.trainer) if entry["slots"] == [1]] == [2, 2, 2]
+
+
+async def test_a_dead_trainers_slots_are_given_up_together_and_none_is_unloaded_FAIL_07(mesh: Mesh) -> None:
+    """Its successor begins with empty slots: an unload there would hit whoever sits in that slot by then."""
+    calm = await undisturbed(mesh, [1, 2])
+    models = [await mesh.opened(new_session()) for _ in range(3)]
+    for model in models:
+        await rounds(mesh, model, [1])
+    await mesh.done(await mesh.unload(models[2]))
+    mesh.trainer.faults.add("hold_before", "optim", times=0)
+    steps = []
+    for model in models[:2]:
+        await mesh.batch(model, 3, [3, 4], salt=2)
+        steps.append(await mesh.step(model, 4))
+    await mesh.until(lambda: busy(mesh))
+    before = unloads(mesh.trainer)
+    old = await kill_trainer(mesh)
+    for step in steps:
+        await mesh.done(step)
+    assert [await final_state(mesh, model, 5) for model in models[:2]] == [calm, calm]
+    assert unloads(old) == before != []
+    assert unloads(mesh.trainer) == []
+
+
+def unloads(trainer: FakeTrainer) -> list[dict[str, Any]]:
+    return [entry for entry in trainer.journal.entries if entry["kind"] == "unload"]
 
 
 async def test_killed_inside_a_unit_the_command_runs_again_FAIL_14(mesh: Mesh) -> None:

@@ -143,7 +143,7 @@ async def test_one_failed_step_of_a_merged_unit_is_told_apart_FAIL_10(rig: Rig, 
     assert [s.failure.message for s in outcome.slots] == ["", "allreduce died"]
 
 
-async def test_skipped_step_succeeds_and_does_not_advance_the_clock_OPT_04(rig: Rig):
+async def test_skipped_step_succeeds_and_does_not_advance_the_clock_OPT_04_FAIL_11(rig: Rig):
     trainer, client = rig
     await client.done(client.units.init(0))
     await client.done(client.units.train([(0, [datum()])]))

@@ -74,7 +74,7 @@ def violation(file: str, name: str) -> str:
     return ""
 
 
-def test_no_forbidden_import_LAYER_01() -> None:
+def test_no_forbidden_import_LAYER_01_LAYER_03() -> None:
     assert violations(edges()) == []
 
 

@@ -1,8 +1,10 @@
-"""A test that claims a requirement names it whole: a group without a number says nothing that can be looked up."""
+"""Requirements and tests: each has a test that names it, and a test that claims one names it whole."""
 
 from __future__ import annotations
 
 import re
+
+import pytest
 
 from tests.unit.house.test_import_graph import ROOT
 
@@ -12,6 +14,20 @@ GROUPS = (
 )  # fmt: skip
 NAME = rf"test_\w*?_(?:{'|'.join(GROUPS)})(?!_\d\d(?:_|\())(?:_\w*)?\("
 HALF = re.compile(rf"^ *(?:async )?def {NAME}", re.MULTILINE)
+
+
+SPECIFICATION = ROOT.parent / "shared" / "spec" / "requirements.md"
+MUST = re.compile(r"\*\*([A-Z]+)-(\d\d) \[P[01]\]")
+
+
+def test_every_requirement_of_the_first_two_priorities_is_named_by_a_test_LAYER_05() -> None:
+    if not SPECIFICATION.is_file():
+        pytest.skip("the numbered requirements do not come with the code")
+    texts = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"([A-Z]+)_(\d\d)(?!\d)", texts)) | set(re.findall(r"([A-Z]+)-(\d\d)(?!\d)", texts))
+    wanted = MUST.findall(SPECIFICATION.read_text())
+    assert len(wanted) > 200
+    assert [f"{group}-{number}" for group, number in wanted if (group, number) not in named] == []
 
 
 def test_claimed_requirements_have_their_numbers() -> None:

@@ -99,7 +99,7 @@ def run_dry(pool: Pool) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(pools())
-def test_everything_settles_and_every_datum_runs_once_ORD_08(pool: Pool) -> None:
+def test_everything_settles_and_every_datum_runs_once_ORD_08_LAYER_02(pool: Pool) -> None:
     wanted = {(c.key, i) for q in pool.queues for c in q.commands if not c.rejected for i in range(len(c.costs))}
     commands = {c.key for q in pool.queues for c in q.commands}
     run_dry(pool)

@@ -60,7 +60,7 @@ def test_trajectory_equals_torch_adamw_OPT_03(engine: MegatronEngine) -> None:
 
 
 @pytest.mark.parametrize("poison", [float("inf"), float("nan")])
-def test_non_finite_gradient_skips_that_slot_only_OPT_04(engine: MegatronEngine, poison: float) -> None:
+def test_non_finite_gradient_skips_that_slot_only_OPT_04_FAIL_11(engine: MegatronEngine, poison: float) -> None:
     for slot in (0, 1):
         randomize(engine, slot, ALL, seed=slot)
         engine.run_pass(on_slot(slot, supervised(slot, 20)), CROSS_ENTROPY, backward=True)
