@@ -131,7 +131,7 @@ kube-test: chart-helm
 # WORKERS=0 runs the tests in one process, as a debugger wants them.
 WORKERS ?= 2
 test: lint protos-check sdk-venvs chart-helm prometheus
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Everything that starts neither vLLM nor Megatron processes.
 test-fast: install

@@ -24,8 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "measured" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.numbers)
     if os.environ.get("PYTEST_XDIST_WORKER"):
-        lanes.group(items)
         items.sort(key=lanes.starts_no_engine)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> lanes.Lanes:
+    return lanes.Lanes(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -123,7 +123,6 @@ class _Driver:
         self._scheduler.rows.clear()
         self._scheduler.requests.clear()
         self._scheduler.completions.asked.clear()
-        self._scheduler.jobs.tasks.clear()
 
     def seeds(self, session: str, model: str, sampler: str) -> Iterator[bytes]:
         known = {f"/api/v1/{name}": body for name, body in good_bodies(session, model, sampler).items()}
