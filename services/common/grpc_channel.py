@@ -26,6 +26,9 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.service_config", _SERVICE_CONFIG),
     ("grpc.enable_http_proxy", 0),
+    # Else a channel to a process that was just started at the address of a dead one would fail at once, in the pause
+    # that the dead one's channel has earned, and who was about to use it would count a second loss.
+    ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
