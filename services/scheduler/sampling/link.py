@@ -76,7 +76,7 @@ class SamplerLink:
 
     @property
     def reserve(self) -> int:
-        """Sequences beyond its capacity, for requests that somebody waits for; a suspect has none."""
+        """Sequences beyond its capacity that only reserved requests use; a suspect has none."""
         return 0 if self._on_probation else max(1, self._capacity // RESERVE_PART)
 
     @property

@@ -55,7 +55,7 @@ class Ask:
 
     cached: incarnation -> share of the prompt (0 .. 1] it probably has in its cache.
     affinity: requests with one key prefer one sampler, the same at every replica.
-    reserved: it may use what the capacity leaves free, so that those who fill samplers to it never shut it out.
+    reserved: it may go beyond the capacity by the reserve, so that those who fill samplers to it never shut it out.
     """
 
     adapter: str
