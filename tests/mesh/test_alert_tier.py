@@ -135,20 +135,17 @@ async def test_each_panel_of_the_tier_draws_something(legs: Legs, server: Promet
         assert server.query(f"rate(tinkermesh_sampler_kv_blocks_{name}_total[1m]) > 0")
 
 
-async def test_blocks_that_were_damaged_on_disk_are_told(legs: Legs, server: Prometheus) -> None:
-    await off(server, "TinkermeshTierRefusesBlocks")
-    legs.spoilt = True
-    await on(server, "TinkermeshTierRefusesBlocks")
-    legs.spoilt = False
-    await off(server, "TinkermeshTierRefusesBlocks")
-
-
-async def test_blocks_that_went_before_their_decode_leg_came_are_told(legs: Legs, server: Prometheus) -> None:
-    await off(server, "TinkermeshTierMissesBlocks")
-    legs.forgotten = True
-    await on(server, "TinkermeshTierMissesBlocks")
-    legs.forgotten = False
-    await off(server, "TinkermeshTierMissesBlocks")
+@pytest.mark.parametrize(
+    ("fault", "alert"),
+    [("spoilt", "TinkermeshTierRefusesBlocks"), ("forgotten", "TinkermeshTierMissesBlocks")],
+    ids=["damaged-on-disk", "gone-before-their-decode-leg-came"],
+)
+async def test_blocks_that_cannot_be_served_are_told(legs: Legs, server: Prometheus, fault: str, alert: str) -> None:
+    await off(server, alert)
+    setattr(legs, fault, True)
+    await on(server, alert)
+    setattr(legs, fault, False)
+    await off(server, alert)
 
 
 async def test_a_catalog_that_does_not_answer_is_told_where_nobody_samples_too(
