@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import gull_radio
 from report import Clock, draw_losses, probe_text, time_table
+from session import close
 
 QUESTION = "What is the best way to learn to cook?"
 MODEL = os.environ.get("TINKERMESH_DEMO_MODEL", "HuggingFaceTB/SmolLM2-135M-Instruct")
@@ -100,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         tuned = service.create_sampling_client(model_path=path).result()
     after = sample(tuned, tokenizer, clock, "second sample")
     show("after training", after)
-    service.close("success").result()
+    close(service)
     return conclude(arguments, clock, path, before != after)
 
 

@@ -24,6 +24,7 @@ from tinkermesh.v1 import admin_pb2, admin_pb2_grpc
 sys.path.insert(0, str(Path(__file__).parent))
 
 import gull_radio
+from session import close
 
 MODEL = os.environ.get("TINKERMESH_DEMO_MODEL", "HuggingFaceTB/SmolLM2-135M-Instruct")
 TOKENIZER = os.environ.get("TINKERMESH_DEMO_TOKENIZER", MODEL)
@@ -45,7 +46,7 @@ class Tenant:
         return backward, self._training.optim_step(types.AdamParams(learning_rate=2e-3))
 
     def finish(self) -> None:
-        self._service.close("success").result()
+        close(self._service)
 
 
 def add_key(state_dir: str) -> str:

@@ -25,6 +25,7 @@ from tests.doubles.admin import running_samples
 from tests.doubles.eventually import until
 from tests.doubles.mesh import RealMeshProcesses
 from tests.doubles.scrape import scrape
+from tests.doubles.sdk_close import close
 from tests.doubles.sdk_datums import supervised
 
 PREFILL, DECODE = "sampler-prefill", "sampler-decode"
@@ -119,7 +120,7 @@ def running_pd_mesh(directory: Path, model: Path) -> Iterator[PdMesh]:
             (loaded,) = made.engines()["decode"].adapters
             made.adapter.CopyFrom(AdapterRef(name=loaded.name, path=loaded.path))
             yield made
-        service.close("success").result()
+        close(service)
 
 
 def snapshot(training: Any, name: str) -> str:

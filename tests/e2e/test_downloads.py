@@ -13,6 +13,7 @@ from safetensors.torch import load
 from tinker import types
 
 from tests.doubles.mesh import RealMeshProcesses
+from tests.doubles.sdk_close import close
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
@@ -24,7 +25,7 @@ def service(real_mesh: RealMeshProcesses, monkeypatch: pytest.MonkeyPatch) -> It
         monkeypatch.setenv(name, value)
     client = tinker.ServiceClient()
     yield client
-    client.close("success").result()
+    close(client)
 
 
 def test_an_export_is_a_peft_adapter(service: Any, real_mesh: RealMeshProcesses) -> None:

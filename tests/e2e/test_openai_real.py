@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.doubles.mesh import RealMeshProcesses
+from tests.doubles.sdk_close import close
 
 tinker = pytest.importorskip("tinker", reason="the SDK is not installed")
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
@@ -58,7 +59,7 @@ def both(real_mesh: RealMeshProcesses) -> Iterator[Both]:
     path = training.save_weights_for_sampler("openai").result().path
     with openai.OpenAI(base_url=f"{real_mesh.base_url}/oai/api/v1", api_key=real_mesh.api_key) as client:
         yield Both(client, service, path, name, AutoTokenizer.from_pretrained(name))
-    service.close("success").result()
+    close(service)
 
 
 def _datum(tokens: list[int]) -> Any:

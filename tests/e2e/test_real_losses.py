@@ -12,6 +12,7 @@ import pytest
 import tinker
 
 from tests.doubles.mesh import RealMeshProcesses
+from tests.doubles.sdk_close import close
 from tests.doubles.sdk_datums import datum, reinforced, supervised
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
@@ -26,7 +27,7 @@ def service(real_mesh: RealMeshProcesses) -> Iterator[Any]:
     """Closed after each test: the mesh has eight slots for all tests together."""
     client = tinker.ServiceClient(base_url=real_mesh.base_url, api_key=real_mesh.api_key)
     yield client
-    client.close("success").result()
+    close(client)
 
 
 def trained(service: Any, mesh: RealMeshProcesses, **layout: bool) -> Any:

@@ -16,6 +16,7 @@ from services.common.store import public_directory
 from services.common.tinker_path import parse_tinker_path
 from tests.doubles.admin import list_pools, trainers
 from tests.doubles.mesh import RealMeshProcesses
+from tests.doubles.sdk_close import close
 from tests.doubles.sdk_datums import supervised
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
@@ -28,7 +29,7 @@ READY_SECONDS = 120.0
 def service(real_mesh: RealMeshProcesses) -> Iterator[Any]:
     client = tinker.ServiceClient(base_url=real_mesh.base_url, api_key=real_mesh.api_key)
     yield client
-    client.close("success").result()
+    close(client)
 
 
 class Trainer:

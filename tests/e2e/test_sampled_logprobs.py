@@ -15,6 +15,7 @@ from services.common.store import public_directory
 from services.common.tinker_path import parse_tinker_path
 from tests.contract.sampler.reference import Reference
 from tests.doubles.mesh import RealMeshProcesses
+from tests.doubles.sdk_close import close
 from tests.evidence.table import Claim, Measurements
 
 tinker = pytest.importorskip("tinker", reason="the SDK is not installed")
@@ -46,7 +47,7 @@ def trained(real_mesh: RealMeshProcesses, tiny_model: Path) -> Iterator[Trained]
     sampler = service.create_sampling_client(model_path=path).result()
     adapter = real_mesh.settings.store / public_directory(parse_tinker_path(path))
     yield Trained(training, sampler, Reference(tiny_model, adapter))
-    service.close("success").result()
+    close(service)
 
 
 def datum(tokens: list[int]) -> Any:

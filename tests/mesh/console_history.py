@@ -14,6 +14,7 @@ from tinker import types
 
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
+from tests.doubles.sdk_close import close
 from tests.doubles.sdk_datums import supervised
 
 OTHER_KEY = "tml-the-other-tenant-of-the-console"
@@ -97,4 +98,4 @@ def made(mesh: MeshProcesses) -> Iterator[History]:
     history.cause = failure_of(broken.forward_backward([without], "ppo"))
     yield history
     for service in (mine, theirs):
-        service.close("success").result(SECONDS)
+        close(service)

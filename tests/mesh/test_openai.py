@@ -23,6 +23,7 @@ from tests.doubles.fake_sampler import BASE_WEIGHTS
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.scrape import scrape
+from tests.doubles.sdk_close import close
 from tests.doubles.tokenizer import SPECIAL_TEXTS, WordTokenizer, text_of
 from tests.doubles.wire_client import WireClient
 from tests.mesh.foreign import belongings
@@ -206,7 +207,7 @@ def test_a_snapshot_says_what_asample_says_and_not_what_its_base_does(
     prompt = tinker.types.ModelInput.from_ints(encoded())
     parameters = tinker.types.SamplingParams(max_tokens=LENGTH, seed=1, temperature=1.0)
     sampled = list(sampler.sample(prompt, 1, parameters).result().sequences[0].tokens)
-    service.close("success").result()
+    close(service)
     for model in (snapshot, f"{BASE_MODEL};{snapshot}"):
         answer = complete(client, model=model)
         assert answer.choices[0].model_dump()["token_ids"] == sampled and answer.model == model

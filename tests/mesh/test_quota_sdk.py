@@ -9,6 +9,7 @@ from tinker import types
 from tests.doubles.eventually import until
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
+from tests.doubles.sdk_close import close
 from tests.doubles.sdk_datums import supervised
 from tests.mesh.test_keys import command, created
 
@@ -43,7 +44,7 @@ def test_samples_above_the_quota_wait_by_the_sdks_own_back_pressure_SEC_10_SAMP_
     answers = [future.result(90) for future in futures]
     assert len({answer.sequences[0].sequence_id for answer in answers}) == 6
     assert len([entry for entry in mesh.journal("sampler")[before:] if entry["kind"] == "sample"]) == 6
-    service.close("success").result()
+    close(service)
 
 
 def test_training_commands_above_the_quota_are_sent_again_and_run_once_SEC_10(mesh: MeshProcesses) -> None:
@@ -60,4 +61,4 @@ def test_training_commands_above_the_quota_are_sent_again_and_run_once_SEC_10(me
     assert step.result(90) is not None
     passes = [entry for entry in mesh.journal() if entry["kind"] == "pass"][before:]
     assert sum(len(entry["datums"]) for entry in passes) == 3, "each batch ran once"
-    service.close("success").result()
+    close(service)

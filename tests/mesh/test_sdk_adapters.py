@@ -12,6 +12,7 @@ from services.common.datum_blocks import Datum
 from tests.doubles import arithmetic
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
+from tests.doubles.sdk_close import close
 from tests.doubles.sdk_datums import supervised
 
 tinker = pytest.importorskip("tinker", reason="the SDK is not installed")
@@ -26,7 +27,7 @@ def services(mesh: MeshProcesses) -> Iterator[list[Any]]:
     clients = [tinker.ServiceClient(base_url=mesh.base_url, api_key=mesh.api_key) for _ in range(2)]
     yield clients
     for client in clients:
-        client.close("success").result()
+        close(client)
 
 
 def create(service: Any, **options: Any) -> Any:

@@ -19,6 +19,7 @@ from tests.doubles.admin import running_samples
 from tests.doubles.eventually import until
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
+from tests.doubles.sdk_close import close
 
 tinker = pytest.importorskip("tinker", reason="the SDK is not installed")
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
@@ -66,7 +67,7 @@ def service(mesh: MeshProcesses) -> Iterator[Any]:
     client = tinker.ServiceClient(base_url=mesh.base_url, api_key=mesh.api_key)
     yield client
     mesh.inject("sampler", [])
-    client.close("success").result()
+    close(client)
 
 
 def sampling_client(service: Any) -> Any:
@@ -127,4 +128,4 @@ def test_polls_outlive_their_gateways_and_the_scheduler_FUT_05(fresh_mesh: MeshP
     assert len({one.sequences[0].sequence_id for one in made}) == 24
     # One that ended while nobody held the lease may have run again; there is one future for it.
     assert len({entry["request"] for entry in samples(mesh)}) == 24
-    service.close("success").result()
+    close(service)

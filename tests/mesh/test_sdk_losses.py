@@ -14,6 +14,7 @@ from services.common.datum_blocks import Datum
 from tests.doubles import arithmetic
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
+from tests.doubles.sdk_close import close
 from tests.doubles.sdk_datums import datum, reinforced
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(240)]
@@ -25,7 +26,7 @@ LENGTH, WIDTH = 6, 8
 def service(mesh: MeshProcesses) -> Iterator[tinker.ServiceClient]:
     client = tinker.ServiceClient(base_url=mesh.base_url, api_key=mesh.api_key)
     yield client
-    client.close("success").result()
+    close(client)
 
 
 @pytest.fixture(scope="module")

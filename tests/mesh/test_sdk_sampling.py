@@ -13,6 +13,7 @@ from tests.doubles import generation
 from tests.doubles.fake_sampler import BASE_WEIGHTS
 from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
+from tests.doubles.sdk_close import close
 from tests.doubles.sdk_datums import supervised
 from tests.doubles.tokenizer import text_of
 
@@ -28,7 +29,7 @@ CONTEXT = 2048
 def service(mesh: MeshProcesses) -> Iterator[Any]:
     client = tinker.ServiceClient(base_url=mesh.base_url, api_key=mesh.api_key)
     yield client
-    client.close("success").result()
+    close(client)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from tests.doubles.fake_trainer import BASE_MODEL
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.scenario import start_scenario
 from tests.doubles.scenario_checks import check_scenario
+from tests.doubles.sdk_close import close
 from tests.doubles.sdk_datums import supervised
 from tests.mesh.test_kills import SLOW_UNITS, final_state
 
@@ -113,4 +114,4 @@ def test_a_command_that_kills_the_trainer_twice_fails_and_its_neighbour_goes_on_
     seen = recovery(mesh.scheduler)
     assert seen.poisoned_total - before.poisoned_total == 1
     assert bad.get_info().model_id not in {model.model_id for model in models(mesh.scheduler)}
-    service.close("success").result()
+    close(service)

@@ -18,6 +18,7 @@ from tests.doubles.eventually import until
 from tests.doubles.fake_trainer import BASE_MODEL, POOL
 from tests.doubles.mesh import MeshProcesses
 from tests.doubles.published import read_state
+from tests.doubles.sdk_close import close
 from tests.doubles.sdk_datums import supervised
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(280)]
@@ -93,4 +94,4 @@ def test_six_models_on_two_trainers_through_death_drain_and_loss_of_one_GAP_17(t
     assert "was superseded by another one" in mesh.logs("trainer-1")
     seen = recovery(mesh.scheduler)
     assert (seen.replay_mismatches_total, seen.poisoned_total, seen.moved_total) == (0, 0, 5)
-    service.close("success").result()
+    close(service)
